@@ -2,14 +2,16 @@
 
     python bench/bench_service.py [--rounds 2] [--idle 5] [--seconds 10] [--rate 200] [--layers 8] [--width 256] [--write]
 
-A service answers --rate requests a second on its own event loop, asyncio's and uvloop's: a line of JSON is parsed, an await of
-1 ms stands for a database, a line of JSON goes back. It is alone for --idle seconds; then an engine is opened in its process,
-with no kernel compiled before, a model made, and trained with all cores for --seconds after its first steps. Beside it the same
-GPT-2 in PyTorch, whose steps go by `asyncio.to_thread`. Every side is a process of its own, with an empty folder for kernels.
+A service answers --rate requests a second on its own event loop, asyncio's or uvloop's: it parses a line of JSON, awaits 1 ms
+in place of a database, and writes a line of JSON. It runs alone for --idle seconds. Then its process opens an engine, with no
+kernel compiled before, makes a model, and trains it with all cores for --seconds after the first steps. For comparison the same
+GPT-2 trains in PyTorch, with each step in `asyncio.to_thread`. Every side is a process of its own, with an empty folder for
+kernels.
 
-Requests come from a third process (open_loop.py), which never waits for an answer. Latency is counted from the time at which a
-request was due to the time at which the service writes the answer; what the client itself was late, on the cores that train, is
-in it, and stands beside it. Target: from the opening to the end of training p99 at most 5 ms above that of the idle service.
+Requests come from a third process (open_loop.py), which never waits for an answer. Latency runs from the time at which a
+request was due to the time at which the service writes the answer. That includes the delay of the client itself, because it
+shares the cores with the training; the table also gives that delay alone. Target: from the opening to the end of training, p99
+at most 5 ms above the p99 of the idle service.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 OURS, TORCH = "asynctile", "torch in a thread"
 SIDES = tuple(f"{who}, {loop}" for who in (OURS, TORCH) for loop in LOOPS)
-#: Most that p99 may rise, in milliseconds.
+#: The most milliseconds that p99 may rise.
 MOST_MS = 5.0
-#: What a request waits for between its question and its answer, and how long requests come before anything is counted.
+#: Seconds that a request waits between question and answer, and seconds of requests before anything is counted.
 DATABASE_S, SETTLE_S = 1e-3, 1.0
-#: What happens in a process, in this order; a side without one of them has no requests in it.
+#: The phases of a process, in order. A side skips the phases that it does not have.
 IDLE, OPENING, FIRST, STEPS, CLOSING = "idle", "engine opened, kernels compiled", "model made, first steps", "steps", "closed"
-#: A service must bear all that a training does.
+#: All phases together: a service must cope with all that a training does.
 WHOLE = "all of the training"
 PERCENTILES = (50, 99, 100)
 
@@ -56,7 +58,7 @@ def config_of(options: Namespace) -> GPT2Config:
 
 
 class Service:
-    """One side, in its process: the service, and a training beside it."""
+    """One side in its process: the service, and a training next to it."""
 
     def __init__(self, options: Namespace) -> None:
         self.options = options
@@ -68,12 +70,12 @@ class Service:
         self.marks: list[tuple[str, float, float]] = []
 
     def mark(self, phase: str) -> None:
-        """A phase begins: when, and how much CPU time this process and those that it started have had."""
+        """Record that a phase begins: the time, and the CPU time of this process and its children so far."""
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         self.marks.append((phase, time.perf_counter(), sum(one.ru_utime + one.ru_stime for one in used)))
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Answer the requests of one connection."""
         while line := await reader.readline():
             self.asked.set()
             question = json.loads(line)
@@ -94,7 +96,7 @@ class Service:
             await (self.ours() if self.torch_step is None else self.theirs(self.torch_step))
             self.mark("end")
             print(json.dumps({"marks": self.marks, "steps": self.steps, "switch": sys.getswitchinterval()}), flush=True)
-            await asyncio.to_thread(sys.stdin.read)  # to its end, when all is answered
+            await asyncio.to_thread(sys.stdin.read)  # returns when the client has all its answers
 
     async def ours(self) -> None:
         self.mark(OPENING)
@@ -128,7 +130,7 @@ class Service:
         await self.train(step)
 
     async def train(self, step: Callable[[], Awaitable[bool]]) -> None:
-        """The first steps, to the first that is as all later ones will be, which step() says; then for as long as was asked."""
+        """Train until step() reports the first step like all later ones, then for the seconds of the options."""
         while not await step():
             self.steps += 1
         self.mark(STEPS)
@@ -140,9 +142,11 @@ class Service:
 
 
 class Measured:
-    """What requests met on one side, a value for each round. lags: for each phase and percentile, milliseconds from when a
-    request was due; others: for each phase, p99 from when it stood in the socket, p99 of what the client was late, cores used
-    and how many requests there were."""
+    """The latencies of one side, one value per round.
+
+    lags: for each phase and percentile, milliseconds from when a request was due. others: for each phase, p99 from when the
+    request was in the socket, p99 of the client's delay, cores used, and number of requests.
+    """
 
     def __init__(self, name: str, options: Namespace) -> None:
         self.name = name
@@ -153,7 +157,7 @@ class Measured:
         self.switch_s = 0.0
 
     async def added(self) -> float:
-        """One round: milliseconds by which p99 rose."""
+        """Run one round, and return the milliseconds by which p99 rose."""
         with tempfile.TemporaryDirectory() as folder:
             kernels = {} if self.options.keep_kernels else {"NUMBA_CACHE_DIR": folder}
             found, asked = await self.once(os.environ | kernels)
@@ -175,7 +179,7 @@ class Measured:
         return self.rise(-1)[1]
 
     async def once(self, environment: dict[str, str]) -> tuple[dict[str, Any], list[list[float]]]:
-        """What the service says of its phases, and the client of its requests."""
+        """Run both processes once, and return the service's phases and the client's requests."""
         given = [f"--{name}={getattr(self.options, name)}" for name in PASSED]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "limit": 1 << 26}
         service = await asyncio.create_subprocess_exec(
@@ -190,16 +194,16 @@ class Measured:
         return found, json.loads(asked)
 
     def rise(self, turn: int) -> list[float]:
-        """In one round, by how many milliseconds each percentile rose."""
+        """Return by how many milliseconds each percentile rose in one round."""
         return [busy - idle for busy, idle in zip(self.lags[WHOLE][turn], self.lags[IDLE][turn], strict=True)]
 
 
-#: What a process is told of the options.
+#: The options that are passed to the process of a side.
 PASSED = ("idle", "seconds", "layers", "width", "length", "batch", "vocab")
 
 
 def results(sides: list[Measured]) -> list[Table]:
-    """Medians over the rounds; of the longest, the longest."""
+    """Return two tables of medians over the rounds; the column of the longest latency has the longest of all."""
     met = Table("latency of a request, ms", ("service beside", "while", "p50", "p99", "worst", "p99 from the socket on",
                                              "client late, p99", "cores used", "requests"))  # fmt: skip
     shown = "service beside", "p50", "p99", "worst", "target for p99", "p99 from the socket on", "ms a step", "p99 beside steps"
@@ -217,7 +221,7 @@ def results(sides: list[Measured]) -> list[Table]:
             busy[0] - idle[0] for busy, idle in zip(side.others[WHOLE], side.others[IDLE], strict=True)
         )
         step_ms = statistics.median(side.step_ms)
-        # Beside compiling, which takes longest, a core is free: most requests meet only that.
+        # Compiling takes longest and leaves a core free, so most requests of the whole training meet only that.
         steps = statistics.median(busy[1] - idle[1] for busy, idle in zip(side.lags[STEPS], side.lags[IDLE], strict=True))
         added.rows.append((side.name, statistics.median(p50), rise, max(worst), goal, socket, step_ms, steps))
     return [added, met]

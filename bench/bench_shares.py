@@ -1,10 +1,10 @@
-"""What do two trainings on one engine get of its time, and how much is lost between them?
+"""How do two trainings on one engine share its time, and how much is lost between them?
 
     python bench/bench_shares.py [--rounds 5] [--seconds 5] [--batch 12] [--write]
 
 The model of `make train`, float32, on shares of one engine on `cpu`: one training alone, two of equal weight at the same time,
-and two whose weights are 3 and 1. All do the same step, so steps a second are what each gets. Targets: of two equal ones 45 to
-55% each, together at least 0.95 of one alone; of the others 70 to 80% for the first.
+and two with weights 3 and 1. All make the same step, so steps a second measure what each training gets. Targets: two equal
+trainings get 45 to 55% each, and together at least 0.95 of one alone; with weights 3 and 1 the first gets 70 to 80%.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, Trainer
 
 ALONE = "alone"
-#: Weights of two trainings, and from where to where the part of the first may be.
+#: Weights of two trainings, and the range for the first one's part.
 PAIRS = {"1 and 1": ((1.0, 1.0), (0.45, 0.55)), "3 and 1": ((3.0, 1.0), (0.70, 0.80))}
-#: What two together do at least of what one does alone.
+#: The least that two trainings do together, relative to one alone.
 TOGETHER = 0.95
-#: Of RAM, for each share: far more than its tiles, and less than a part of what the engine has.
+#: RAM of each share: far more than its tiles, and less than a part of the engine's.
 MEMORY = "256MiB"
 
 
 class Together:
-    """A side: trainings at the same time. got: steps a second of each, for each time."""
+    """A side: trainings that run at the same time. got: steps a second of each, one list per measurement."""
 
     def __init__(self, trainings: list[Steps], seconds: float) -> None:
         self.got: list[list[float]] = []
@@ -39,7 +39,7 @@ class Together:
         self._seconds = seconds
 
     async def rate(self) -> float:
-        """Steps a second of all."""
+        """Return the steps a second of all trainings together."""
         self.got.append(await rates(self._trainings, self._seconds))
         return sum(self.got[-1])
 
@@ -59,7 +59,7 @@ async def main() -> None:
         together = {name: Together(those, options.seconds) for name, those in trainings.items()}
         sides: dict[str, Side] = {name: one.rate for name, one in together.items()}
         for those in trainings.values():
-            await rates(those, 0.0)  # programs recorded, and their schedules made
+            await rates(those, 0.0)  # warm up: programs are recorded and scheduled
         await in_turn(sides, options.rounds)
     configuration = {
         "model": f"GPT-2, {SHAPE.summary}, T {LENGTH}, B {options.batch}, float32, on cpu",

@@ -2,13 +2,13 @@
 
     python bench/bench_small.py [--rounds 15] [--steps 20] [--write]
 
-The model, the batches and AdamW of `asynctile train` with what `make train` types, float32, on the cores of this machine, in
+The model, batches and AdamW of `asynctile train` with the options of `make train`, float32, on the cores of this machine, in
 turn in one process: on `cpu`; on `emulated` under the cap of `make train`, which is below half of the states; on `emulated`
-with all of it resident; and the same GPT-2 in PyTorch (torch_step.py), eager and compiled, its AdamW fused, with the same
-settings and rates. A step is all that a training pays for one: its batch, the step, its loss. All sides begin with the same
-weights and take the same batches: the losses of the first steps must agree with PyTorch's to 1e-4, and those of asynctile's
-sides with each other in every bit and at every step. PyTorch's threads wait for each other by spinning: on a machine that does
-anything else its figures say nothing. Targets: under the cap at least as fast as PyTorch eager, on `cpu` at least 1.4 times.
+with everything resident; and the same GPT-2 in PyTorch (torch_step.py), eager and compiled, with fused AdamW, the same settings
+and learning rates. A step includes everything a training spends on it: its batch, the step, its loss. All sides begin with the
+same weights and take the same batches. The losses of the first steps must agree with PyTorch's to 1e-4, and the losses of
+asynctile's sides with each other in every bit at every step. PyTorch's threads wait for each other by spinning, so on a busy
+machine its figures mean nothing. Targets: under the cap at least as fast as PyTorch eager, on `cpu` at least 1.4 times.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from small_model import CAPPED, CPU, LENGTH, MODEL, OPTIONS, PLACES, SHAPE, batc
 from torch_step import TorchTraining, torch, torch_gemm_gflops
 
 EAGER, COMPILED = "torch eager", "torch compiled"
-#: How many times as fast as PyTorch eager.
+#: The least speed relative to PyTorch eager.
 LEAST = {CPU: 1.4, CAPPED: 1.0}
-#: Steps whose losses are compared with PyTorch's, and how close they must be; later ones drift apart by their rounding.
+#: The number of first steps whose losses are compared with PyTorch's, and the largest difference allowed. Later losses drift
+#: apart by rounding.
 COMPARED, CLOSE = 3, 1e-4
 
 
 class Training:
-    """A side: a training that goes on by some steps whenever it is measured.
+    """A side: a training that makes some more steps for each measurement.
 
-    step: the loss of the next one, and whether it was played (None of PyTorch's). cpu_ms: CPU time of all threads a step, for
-    each time; losses, played: for each step.
+    step: makes the next step and returns its loss, and whether it was played (None for PyTorch). cpu_ms: CPU time of all
+    threads per step, one value per measurement. losses, played: one value per step.
     """
 
     def __init__(self, step: Callable[[], Awaitable[tuple[float, bool | None]]], steps: int) -> None:
@@ -61,7 +62,7 @@ class Training:
         self.played: list[bool | None] = []
 
     async def ms(self) -> float:
-        """Milliseconds a step."""
+        """Return milliseconds per step."""
         began, used = time.perf_counter(), time.process_time()
         for _ in range(self._steps):
             loss, played = await self._step()
@@ -77,7 +78,7 @@ class Training:
 
 
 async def open_trainings(stack: AsyncExitStack, steps: int) -> tuple[dict[str, Training], int]:
-    """All sides, with the same weights; and the edge of asynctile's tiles."""
+    """Open all sides with the same weights. Returns them and the edge of asynctile's tiles."""
     found: dict[str, Training] = {}
     weights: dict[str, Any] = {}
     for name in PLACES:
@@ -100,7 +101,7 @@ async def _theirs(losses: Any) -> tuple[float, None]:
 
 
 def check_losses(trainings: Mapping[str, Training]) -> float:
-    """The largest difference to PyTorch eager; AssertionError unless all sides compute the same."""
+    """Return the largest difference to PyTorch eager. Raises AssertionError unless all sides compute the same."""
     ours = [trainings[name].losses for name in PLACES]
     assert all(losses == ours[0] for losses in ours), "the losses of asynctile's sides differ"
     first = np.array([training.losses[:COMPARED] for training in trainings.values()])
@@ -112,12 +113,12 @@ def check_losses(trainings: Mapping[str, Training]) -> float:
 async def main() -> None:
     options = arguments(__doc__, rounds=15, steps=20)
     if options.rounds < FEWEST or options.steps < COMPARED:
-        raise SystemExit(f"name at least --rounds {FEWEST}, for an interval, and --steps {COMPARED}, whose losses are compared")
+        raise SystemExit(f"give at least --rounds {FEWEST}, for an interval, and --steps {COMPARED}, to compare their losses")
     torch.set_num_threads(CORES)
     async with AsyncExitStack() as stack:
         trainings, tile = await open_trainings(stack, options.steps)
         sides = {name: training.ms for name, training in trainings.items()}
-        await in_turn(sides, 1)  # memory touched, kernels compiled
+        await in_turn(sides, 1)  # warm up: memory is touched, kernels are compiled
         worst = check_losses(trainings)
         for training in trainings.values():
             training.cpu_ms, training.played = [], []
@@ -147,7 +148,10 @@ async def main() -> None:
 
 
 def results(trainings: Mapping[str, Training], found: Mapping[str, list[float]], bound_ms: float) -> list[Table]:
-    """found: milliseconds a step of each side, a value for each round; bound_ms: what FLOPs alone would take."""
+    """Return two tables. found: milliseconds per step of each side, one value per round.
+
+    bound_ms: the time that the FLOPs alone would take.
+    """
     step = Table("a step", ("side", "ms", "from", "to", "CPU ms", "played"))
     speed = Table("speed against PyTorch eager", ("side", "times", "from", "to", "target"))
     for name, values in found.items():

@@ -1,16 +1,16 @@
-"""How fast is a training step that needs no streaming, next to PyTorch on the same cores?
+"""How fast is a training step that needs no streaming, compared with PyTorch on the same cores?
 
     python bench/bench_step.py [--rounds 5] [--steps 2] [--profile] [--write]
 
 tokens/s of asynctile on `cpu` and of the same GPT-2 in PyTorch float32 (bench/torch_step.py), eager and compiled, both with
-fused AdamW and scaled_dot_product_attention, all in turn in one process. Target: by default 0.90 of the bound that this
-machine's own GEMM rate gives. Each library's GEMM rate is printed beside the CPU: it tells how much of a ratio to PyTorch is
-the BLAS, and that is why there is no target for one.
+fused AdamW and scaled_dot_product_attention, all in turn in one process. Target: the default side reaches 0.90 of the bound
+that this machine's own GEMM rate gives. Each library's GEMM rate is printed as well: it shows how much of the ratio to PyTorch
+is due to the BLAS, and that is why the ratio has no target.
 
     python bench/bench_step.py --against TREE [--starts 9] [--rounds 2]
 
-Seconds a step of another commit's package and of this one in turn, without PyTorch (bench/against.py). Target: no loss that the
-interval shows.
+Seconds per step of another commit's package and of this one in turn, without PyTorch (bench/against.py). Target: no loss that
+the interval shows.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ MODEL = (
     f"GPT-2, n_layer {CONFIG.n_layer}, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, vocab {CONFIG.vocab_size}, T {LENGTH}, "
     f"B {BATCH}, float32"
 )
-#: The side that a user gets who chooses nothing.
+#: The side of a user who sets no options.
 DEFAULT = "asynctile"
 
 
 async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
-    """Where the worker threads spend one step: by kernel, and idle."""
+    """Return a table of where the worker threads spend one step: by kernel, and idle."""
     engine = trainer.engine
     engine.start_trace()
     report = await trainer.step(tokens, targets)
@@ -88,7 +88,7 @@ async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
 
 @asynccontextmanager
 async def trainers() -> AsyncIterator[dict[str, Trainer]]:
-    """Of one model, by the names of their sides."""
+    """Open trainers of one model, by the names of their sides."""
     async with Engine(device="cpu") as engine:
         keep = await trainer_on(engine, CONFIG, recompute=False)
         model, optimizer = keep.model, keep.optimizer
@@ -101,7 +101,7 @@ async def trainers() -> AsyncIterator[dict[str, Trainer]]:
 
 @asynccontextmanager
 async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
-    """The sides that a process of --against measures."""
+    """Yield the sides that a process of --against measures."""
     async with trainers() as found:
         yield {name: steps(trainer, *batch(CONFIG, BATCH, LENGTH), options.steps) for name, trainer in found.items()}
 
@@ -124,7 +124,7 @@ async def beside_torch(options: Namespace) -> None:
         if not options.no_torch:
             sides["torch eager"] = torch_side(CONFIG, tokens, targets, options.steps, compiled=False)
             sides["torch compiled"] = torch_side(CONFIG, tokens, targets, options.steps, compiled=True)
-        await alternate(sides, 1)  # memory touched, kernels compiled
+        await alternate(sides, 1)  # warm up: memory is touched, kernels are compiled
         rates = {
             "tile GEMM": rate_side(tile_gemm_gflops),
             "BLAS GEMM": rate_side(library_gemm_gflops),

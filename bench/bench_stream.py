@@ -2,16 +2,16 @@
 
     python bench/bench_stream.py [--rounds 5] [--steps 2] [--tile N] [--caps 0.25 0.10] [--write]
 
-Caps of 25% and 10% of the states. The link carries BUSIER_NBYTES, which are constants, in 0.6 of the resident step. So its
-rate follows the speed of the machine, and a step that moves more bytes gets no faster link. Of a step that moves just these
-bytes a perfect overlap hides the link, and no overlap gives 1 / 1.6 = 0.62 of the resident speed. The row "the slower link
-alone" counts the bytes that the step moves. Targets: with prefetch 2 at least 0.97 of the resident speed at 25% and 0.95 at
-10%; bytes loaded at most 1.25 and 1.4 of the least possible under that cap (optimum.py). What `emulated` copies is copied by
-the cores that compute.
+Caps of 25% and 10% of the states. The link carries BUSIER_NBYTES, which are constants, in 0.6 of the resident step. So its rate
+follows the speed of the machine, and a step that moves more bytes does not get a faster link. For a step that moves exactly
+these bytes, a perfect overlap hides the link, and no overlap gives 1 / 1.6 = 0.62 of the resident speed. The row "the slower
+link alone" counts the bytes that the step really moves. Targets: with prefetch 2 at least 0.97 of the resident speed at 25% and
+0.95 at 10%; bytes loaded at most 1.25 and 1.4 of the least possible under that cap (optimum.py). The cores that compute also
+make the copies of `emulated`.
 
     python bench/bench_stream.py --against TREE [--starts 9] [--caps 0.25 0.10]
 
-Seconds a step of another commit's package and of this one in turn, over the link that the other one's resident step sets
+Seconds per step of another commit's package and of this one in turn, over the link that the other one's resident step sets
 (bench/against.py). Target: no loss that the interval shows.
 """
 
@@ -40,8 +40,8 @@ MODEL = (
 )
 STATES = f"{CONFIG.states_nbytes / 1e6:.0f} MB"
 LINK_SHARE = 0.6
-#: By cap, the bytes of a step in the direction that moved more: what commit bab38d5 recorded. They set the rate of the link:
-#: 246 MB/s at 25% where a resident step takes 2.005 s, 343 MB/s at 10% where it takes 2.043 s.
+#: By cap, the bytes of a step in the busier direction, as commit bab38d5 recorded them. They set the rate of the link: 246 MB/s
+#: at 25% where a resident step takes 2.005 s, 343 MB/s at 10% where it takes 2.043 s.
 BUSIER_NBYTES = {0.25: 296_284_200, 0.10: 419_952_680}
 RESIDENT, STREAMED = "resident", "prefetch 2"
 #: By cap, the least share of the resident speed.
@@ -55,8 +55,11 @@ async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> 
 
 @asynccontextmanager
 async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
-    """The sides that a process of --against measures. options.rates: of the link, bytes a second for each cap; without them
-    the resident step, which sets them."""
+    """Yield the sides that a process of --against measures.
+
+    options.rates: the link's rate for each cap, in bytes a second. Without rates there is only the resident side, which sets
+    them.
+    """
     inputs, tile, sides = batch(CONFIG, BATCH, LENGTH), options.tile or None, {}
     async with AsyncExitStack() as stack:
         if not options.rates:
@@ -71,12 +74,12 @@ async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
 
 
 def rate_of(share: float, resident_s: float) -> int:
-    """Bytes a second of the link under the cap of that share, where a resident step takes `resident_s`."""
+    """Return the link's bytes a second under a cap of that share, where a resident step takes `resident_s`."""
     return int(BUSIER_NBYTES[share] / (LINK_SHARE * resident_s))
 
 
 async def against(options: Namespace) -> None:
-    """Both trees over the link that the old one sets."""
+    """Compare both trees over the link that the old one sets."""
     passed = {"tile": options.tile, "caps": options.caps, "steps": options.steps, "rates": []}
     async with worker(options.against.resolve(), "bench_stream", passed) as old:
         await old.ready()
@@ -91,7 +94,7 @@ async def against(options: Namespace) -> None:
 async def main() -> None:
     options = arguments(__doc__, {"starts": 9, "rounds": 1, "steps": 1}, rounds=5, steps=2, tile=0, caps=(0.25, 0.10))
     if unknown := [f"{share:g}" for share in options.caps if share not in BUSIER_NBYTES]:
-        sys.exit(f"--caps {' '.join(unknown)}: no bytes are on record that set the link's rate; caps are 0.25 and 0.1")
+        sys.exit(f"--caps {' '.join(unknown)}: BUSIER_NBYTES has no bytes to set the link's rate; choose 0.25 or 0.1")
     if options.against:
         await against(options)
     else:
@@ -140,7 +143,7 @@ async def beside_resident(options: Namespace) -> None:
 
 
 async def bytes_moved(trainer: Trainer, share: float, up: int, down: int) -> list[tuple[Any, ...]]:
-    """Rows of the table: loads and write-backs against the least of each."""
+    """Return rows of the table: loads and write-backs, each relative to the least possible."""
     least = least_bytes(await program_of(trainer, BATCH, LENGTH), int(share * CONFIG.states_nbytes))
     most, label = most_at(share), f"{share:.0%}"
     goal = most and target(up / least.uploaded_nbytes, most, above=False)

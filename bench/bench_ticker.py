@@ -1,12 +1,12 @@
-"""How late does a caller's event loop wake while a model trains beside it?
+"""How late does a caller's event loop wake while a model trains in the same process?
 
     python bench/bench_ticker.py [--rounds 9] [--steps 40] [--write]
 
-A task on the caller's loop sleeps 1 ms again and again; its lag is the time between when it was due and when it ran. Beside
-nothing, and beside steps of the model of `make train`, on `cpu` and under its cap: by coroutines, and played. As many threads
-compute as there are cores, so what wakes up meets the operating system's scheduler, which no engine can hurry, and the
-interpreter's lock, which one can leave alone. Beside the lag: milliseconds a step with the ticker, CPU time of all threads
-and that of the caller's thread, which has the ticker.
+A task on the caller's loop sleeps 1 ms again and again; its lag is the time between when it was due and when it ran. It runs
+alone, and next to steps of the model of `make train`, on `cpu` and under its cap, by coroutines and played. As many threads
+compute as there are cores. So a task that wakes up competes in the operating system's scheduler, which no engine can speed up,
+and for the interpreter's lock, which an engine can leave alone. The second table gives milliseconds per step with the ticker,
+the CPU time of all threads, and the CPU time of the caller's thread, which runs the ticker.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from small_model import CAPPED, CPU, MODEL, batches, open_trainer
 
 PERIOD_S = 1e-3
 NOTHING = "nothing"
-#: What is measured beside lag: milliseconds a step, CPU milliseconds a step of all threads and of the caller's.
+#: Measured in addition to lag: milliseconds per step, CPU milliseconds per step of all threads and of the caller's thread.
 FIGURES = ("ms", "CPU ms", "CPU ms, caller")
 
 
 @asynccontextmanager
 async def ticking() -> AsyncIterator[list[float]]:
-    """Lags in milliseconds, of every tick inside the block."""
+    """Yield the lags in milliseconds of every tick inside the block."""
     lags: list[float] = []
 
     async def tick() -> None:
@@ -50,8 +50,10 @@ async def ticking() -> AsyncIterator[list[float]]:
 
 
 class Beside:
-    """A side: ticks while a training goes on by some steps. For each time lags: percentiles 50 and 99 in milliseconds, and
-    figures: FIGURES; for each step played: whether it was. ticks: in all."""
+    """A side: ticks while a training makes some more steps. ticks: their number in all.
+
+    Per measurement: lags, percentiles 50 and 99 in milliseconds; figures, FIGURES. Per step: played, whether it was played.
+    """
 
     def __init__(self, steps: Any, count: int) -> None:
         self._steps = steps
@@ -78,7 +80,7 @@ class Beside:
 
 
 async def pauses(seconds: float) -> AsyncIterator[Namespace]:
-    """Steps of nothing, and what is read of their reports."""
+    """Yield pauses in place of steps, with the part of a report that is read."""
     while True:
         await asyncio.sleep(seconds)
         yield Namespace(played=False)
@@ -87,7 +89,7 @@ async def pauses(seconds: float) -> AsyncIterator[Namespace]:
 async def main() -> None:
     options = arguments(__doc__, rounds=9, steps=40)
     if options.rounds < FEWEST:
-        raise SystemExit(f"--rounds {options.rounds} gives no interval of {CONFIDENCE:.0%}: name at least {FEWEST}")
+        raise SystemExit(f"--rounds {options.rounds} is too few for an interval of {CONFIDENCE:.0%}: give at least {FEWEST}")
     beside = {NOTHING: Beside(pauses(0.05), options.steps)}
     async with AsyncExitStack() as stack:
         for place in (CPU, CAPPED):

@@ -4,13 +4,13 @@
                                 [--vocab 16384] [--share 0.4] [--disk 0.6] [--write]
 
 On `cpu`, `host_memory` at 40% of states of 3.2 GB. The disk is throttled: it reads and writes MOVED_OF_STATES, a constant, in
-0.6 of a step that stays in RAM. So its rate follows the speed of the machine, and a step that moves more bytes gets no faster
-disk, nor does another --share. Of a step that moves just these bytes a perfect overlap hides the disk, and no overlap gives
-0.62, which is 1 / 1.6. The row "the disk alone" counts the bytes that the step moves. What no overlap hides is the CPU time
-that the operating system takes for these bytes, from the cores that compute: with it the speed in RAM comes down to the
-ceiling. Targets: with prefetch 2 at least 0.97 of the ceiling, equal bits, resident set below host_memory plus 300 MiB, the
-kernel's own count of bytes read at least 0.9 of ours (so no page cache helps), bytes read at most 1.25 of the least possible
-under that cap (optimum.py). Each side is a process of its own, so that each resident set is its own.
+0.6 of a step that stays in RAM. So its rate follows the speed of the machine, and neither a step that moves more bytes nor
+another --share gets a faster disk. For a step that moves exactly these bytes, a perfect overlap hides the disk, and no overlap
+gives 0.62, which is 1 / 1.6. The row "the disk alone" counts the bytes that the step really moves. No overlap hides the CPU
+time that the operating system spends on these bytes, on the cores that compute: it lowers the speed in RAM to the ceiling.
+Targets: with prefetch 2 at least 0.97 of the ceiling, equal bits, resident set below host_memory plus 300 MiB, the kernel's own
+count of bytes read at least 0.9 of ours (so no page cache helps), bytes read at most 1.25 of the least possible under that cap
+(optimum.py). Each side is a process of its own, so that each resident set is its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from asynctile.storage.faults import Faults
 from asynctile.storage.spill import SpillTier
 
 MIB = 1 << 20
-#: Bytes that a step reads and writes under 40% of the states, against those of the states: what commit 7b20a99 recorded. Of the
+#: Bytes that a step reads and writes under 40% of the states, relative to the states, as commit 7b20a99 recorded them. For the
 #: states here they set a disk of 649 MB/s where a step in RAM takes 12.32 s.
 MOVED_OF_STATES = 4_798_283_776 / 3_237_027_840
 
@@ -52,7 +52,7 @@ def config_of(options: Any) -> GPT2Config:
 
 
 async def serve(options: Any) -> None:
-    """One side: an engine that does a step for each line on standard input, and answers with a line of JSON."""
+    """Run one side: an engine that makes a step for each line on standard input, and answers with a line of JSON."""
     config, process = config_of(options), psutil.Process()
     tokens, targets = batch(config, options.batch, options.length)
     placement: dict[str, Any] = {}
@@ -81,7 +81,7 @@ async def serve(options: Any) -> None:
 
 
 def peak_rss() -> int:
-    """The largest resident set of this process so far, in bytes."""
+    """Return the largest resident set of this process so far, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
@@ -118,15 +118,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Transfers:
-    """What the spill tier does here, one tile of 1 MiB after another, checksums included: bytes a second, and the CPU seconds a
-    byte that the operating system takes for it."""
+    """Transfers of the spill tier, one tile of 1 MiB after another, checksums included.
+
+    rate: bytes a second. system_s: CPU seconds of the operating system per byte.
+    """
 
     rate: float
     system_s: float
 
 
 def measure_disk(folder: str, passes: int = 4) -> tuple[Transfers, Transfers]:
-    """Writing and reading."""
+    """Measure writing and reading."""
     tier = SpillTier(folder, 256 * MIB)
     tier.open()
     blocks = [tier.take(MIB, "t") for _ in range(256)]
@@ -141,7 +143,7 @@ def measure_disk(folder: str, passes: int = 4) -> tuple[Transfers, Transfers]:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_stime - used
         return Transfers(nbytes / (time.perf_counter() - start), used / nbytes)
 
-    moved(tier.write)  # the file is made
+    moved(tier.write)  # creates the file
     found = moved(tier.write), moved(tier.read)
     tier.close()
     return found
@@ -163,7 +165,7 @@ def main(options: Any) -> None:
             folder_of = tempfile.mkdtemp(dir=folder)
             sides.append(Side(name, rate, [*given[:-1], f"--folder={folder_of}"]))
             for _ in ram.reports[:3]:
-                sides[-1].step()  # the same number of steps everywhere, so that bits can be compared
+                sides[-1].step()  # the same number of steps on all sides, so that bits can be compared
         for turn in range(options.rounds):
             for side in sides if turn % 2 == 0 else reversed(sides):
                 side.step()
@@ -196,7 +198,7 @@ def report(
     sides: list[Side],
     ends: dict[str, Any],
 ) -> list[Table]:
-    """disk: what was measured of writing and reading."""
+    """Return the tables. disk: the measured transfers of writing and reading."""
     speed = Table("speed", ("side", "s a step", "of in RAM", "of the ceiling", "stalled", "GFLOP/s", "target"))
     in_ram_s, ours = sides[0].median("step_s", 3), sides[1]
     read, written = ours.median("spill_read_bytes", 3), ours.median("spill_written_bytes", 3)

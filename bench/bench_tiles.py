@@ -1,10 +1,10 @@
-"""Which tile is worth it? The curve behind the ladder of FINE in asynctile/program/grain.py.
+"""Which tile size is worth its memory? The curve behind the ladder of FINE in asynctile/program/grain.py.
 
     python bench/bench_tiles.py [--rounds 5] [--tiles 128 192 256 320 384 512 640 768 1024] [--write]
 
-One block (n_embd 768, T=512, B=4, and a vocabulary that does not count) on `cpu`, trained with each tile. Beside the speed:
-what the engine's own work for the operations would take of the step (operations x microseconds of an empty one, measured
-here as in bench_overhead.py), and the floor, which is what a larger tile costs.
+One block (n_embd 768, T=512, B=4, and a vocabulary that does not count) on `cpu`, trained with each tile. The table gives the
+speed; the share of a step that the engine's own work for the operations would take (operations x microseconds of an empty one,
+measured here as in bench_overhead.py); and the floor, which is the cost of a larger tile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def main() -> None:
 
 
 def _gemm_shape(tile: int) -> tuple[int, int, int]:
-    """Rows, inner and columns of most of the block's products with this tile."""
+    """Return rows, inner size and columns of most of the block's products with this tile."""
     return min(tile, LENGTH), min(tile, CONFIG.n_embd), min(tile, CONFIG.n_embd)
 
 

@@ -1,17 +1,17 @@
 """How long does a token take while the model trains, and how much slower is the training?
 
     python bench/bench_tokens.py [--rounds 3] [--seconds 15] [--requests 2] [--tokens 20] [--batch 2] [--block 512] [--write]
-    python bench/bench_tokens.py --against TREE [--starts 6]    # another commit's package beside this one
+    python bench/bench_tokens.py --against TREE [--starts 6]    # another commit's package and this one
 
-The model of `make train` with --block positions, float32, on `cpu`. Texts of --tokens tokens behind prompts of 16 are asked for
---requests times a second, after a Poisson process that waits for no answer: with no training; beside a training whose newest
-published weights an interactive share serves; and, as far as one gets without a share, of the model that trains, between its
-steps. The first token of a text counts from when the text was due, every other from the one before. Targets: p95 at most 3
-times the median without a training plus the longest operation of a step; without a share the median of next tokens at most
-5 ms, and p95 at most a step and a half; the training keeps 0.8 of its speed alone.
+The model of `make train` with --block positions, float32, on `cpu`. --requests times a second a client asks for a text of
+--tokens tokens after a prompt of 16, as a Poisson process that waits for no answer. Three cases: no training; a training whose
+newest published weights an interactive share serves; and the model that trains itself, between its steps, without a share. The
+first token of a text counts from when the text was due, every other token from the one before. Targets: p95 at most 3 times the
+median without a training plus the longest operation of a step; without a share the median of next tokens at most 5 ms, and p95
+at most a step and a half; the training keeps 0.8 of its speed alone.
 
---against writes one text after another for --seconds, without a share: between tokens a tenth of the time, and steps keep 0.8
-of their speed.
+--against writes one text after another for --seconds, without a share. Targets: a tenth of the time between tokens, and steps
+keep 0.8 of their speed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 UNLOADED, BESIDE, SHARED, ALONE = "no training", "an interactive share", "the training's own share", "training alone"
 PROMPT = 16
 MEMORY = "512MiB"
-#: How many times as long a token may take, and how much of its speed a training keeps.
+#: The most time a token may take, relative to no training, and the least share of its speed that a training keeps.
 MOST, LEAST = 3.0, 0.8
-#: Without a share: milliseconds of half of the next tokens, and steps of 95% of them.
+#: Without a share: the most milliseconds for the median of next tokens, and the most steps for their p95.
 MOST_MS, MOST_STEPS = 5.0, 1.5
-#: With --against: what is measured, and how much more of it there may be.
+#: With --against: the two measurements, and how much they may grow.
 TOKEN, STEP = "a next token, one text after another beside steps", "a step beside them"
 BOUNDS = {TOKEN: Bound(-90.0, percent=True), STEP: Bound(100 * (1 / LEAST - 1), percent=True)}
 PERCENTILES = (50, 95, 100)
@@ -53,8 +53,10 @@ FIRST, NEXT = "first token", "next token"
 
 
 class Requests:
-    """A side: texts asked for at set times, with a training or without. For each time: lags, milliseconds of first and of next
-    tokens; speed: steps a second meanwhile."""
+    """A side: texts asked for at set times, with a training or without.
+
+    Per measurement: lags, milliseconds of first and of next tokens; speed, steps a second meanwhile.
+    """
 
     def __init__(self, server: Any, training: Steps | None, config: GPT2Config, options: Namespace) -> None:
         self.lags: list[dict[str, list[float]]] = []
@@ -65,11 +67,11 @@ class Requests:
         self._prompt = prompts(config, 1, PROMPT)[0]
 
     async def warm(self) -> None:
-        """One text, which counts nowhere."""
+        """Write one text that does not count."""
         await write(self._server, self._prompt, self._options.tokens, **GREEDY)
 
     async def p95(self) -> float:
-        """95% of next tokens take at most so many milliseconds."""
+        """Return the milliseconds within which 95% of next tokens come."""
         stop = asyncio.Event()
         training = None if self._training is None else asyncio.create_task(self._training.run(stop))
         try:
@@ -83,7 +85,7 @@ class Requests:
         return float(np.percentile(self.lags[-1][NEXT], 95))
 
     async def _ask(self) -> tuple[float, float]:
-        """All the texts of one round; from when to when they were asked for."""
+        """Ask for all the texts of one round, and return when the asking began and ended."""
         lags: dict[str, list[float]] = {FIRST: [], NEXT: []}
         chance = np.random.default_rng(3)
         begin = due = time.perf_counter()
@@ -112,7 +114,7 @@ async def open_training(stack: AsyncExitStack, config: GPT2Config, options: Name
 
 
 async def written(server: Any, training: Steps, config: GPT2Config, options: Namespace) -> tuple[float, float]:
-    """Milliseconds from token to token, the mean of one text after another, and a step meanwhile."""
+    """Write one text after another. Returns the mean milliseconds between tokens, and the milliseconds per step meanwhile."""
     stop, prompt, lags = asyncio.Event(), prompts(config, 1, PROMPT)[0], []
     begin = time.perf_counter()
     steps = asyncio.create_task(training.run(stop))
@@ -126,7 +128,7 @@ async def written(server: Any, training: Steps, config: GPT2Config, options: Nam
 
 @asynccontextmanager
 async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
-    """A training and a server on one share."""
+    """Yield the sides that a process of --against measures: a training and a server on one share."""
     config = config_of(options)
     async with AsyncExitStack() as stack:
         training = await open_training(stack, config, options)
@@ -147,7 +149,7 @@ def config_of(options: Namespace) -> GPT2Config:
 
 
 def described(options: Namespace) -> dict[str, str]:
-    """The model and the texts."""
+    """Describe the model and the texts."""
     return {
         "model": f"GPT-2, {config_of(options).summary}, T {options.block}, B {options.batch}, float32, on cpu",
         "texts": f"{options.tokens} tokens, {options.requests:g} texts a second",
@@ -155,7 +157,7 @@ def described(options: Namespace) -> dict[str, str]:
 
 
 async def longest_operation(config: GPT2Config, options: Namespace, steps: int = 5) -> float:
-    """Milliseconds of the longest one of a step, the median of some steps by coroutines."""
+    """Return the milliseconds of a step's longest operation, the median of some steps by coroutines."""
     longest = []
     async with AsyncExitStack() as stack:
         training = await open_training(stack, config, options)
@@ -204,7 +206,7 @@ async def beside(options: Namespace) -> None:
         sides: dict[str, Side] = {name: one.p95 for name, one in asked.items()} | {ALONE: training_alone}
         for training in (alone, served, shared):
             await rates([training], 0.0)
-        for one in asked.values():  # programs recorded, and their schedules made
+        for one in asked.values():  # warm up: programs are recorded and scheduled
             await one.warm()
         await in_turn(sides, options.rounds)
     configuration = described(options) | {
@@ -215,7 +217,7 @@ async def beside(options: Namespace) -> None:
 
 
 def results(asked: Mapping[str, Requests], alone: list[float], operation_ms: float) -> list[Table]:
-    """alone: steps a second of a training alone, for each round."""
+    """Return two tables. alone: steps a second of a training alone, one value per round."""
     tokens = Table("a token, ms", ("token", "beside", "p50", "p95", "worst", "tokens", "for p50", "target for p95"))
     for kind in (FIRST, NEXT):
         every = {name: [lag for lags in one.lags for lag in lags[kind]] for name, one in asked.items()}

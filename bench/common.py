@@ -1,7 +1,7 @@
-"""What the benchmarks share: a clean environment, repeats that alternate, tables, and the record of a run.
+"""The shared part of the benchmarks: a clean environment, repeats that alternate, tables, and the record of a run.
 
-Importing this file may start the program again (clean_environment.py). Nothing is written without --write; what is written
-names no path of the machine.
+Importing this file may restart the program (clean_environment.py). Only --write writes results, and they contain no path of the
+machine.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ RESULTS = ROOT / "bench" / "results"
 LIBRARIES = ("asynctile", "numpy", "scipy", "numba", "uvloop", "threadpoolctl", "torch", "transformers")
 CORES = len(os.sched_getaffinity(0))
 
-#: Measures once.
+#: One side of a comparison: each call measures once.
 Side = Callable[[], Awaitable[float]]
 
 
 def library(name: str) -> Any:
-    """A library that only comparisons need, imported; where it is missing, the benchmark ends with one line that says so."""
+    """Import a library that only comparisons need. If it is missing, end the benchmark with one line that says so."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -54,7 +54,10 @@ def library(name: str) -> Any:
 
 @dataclass
 class Table:
-    """Rows under columns; floats are printed with three significant digits or whole."""
+    """Rows under columns.
+
+    Floats of 1000 and more are printed whole, others with four significant digits or, below 1, with three decimals.
+    """
 
     title: str
     columns: Sequence[str]
@@ -88,15 +91,15 @@ def show(value: Any) -> str:
 
 
 def target(value: float, bound: float, *, above: bool = True) -> str:
-    """The target beside a number: 'at least 0.65: met'."""
+    """Return the target next to a number, such as 'at least 0.65: met'."""
     met = value >= bound if above else value <= bound
     return f"at {'least' if above else 'most'} {bound:g}: {'met' if met else 'MISSED'}"
 
 
 def arguments(text: str | None, against: Mapping[str, Any] | None = None, **options: Any) -> argparse.Namespace:
-    """Options of a benchmark: one for each keyword, of the type of its default, and --write.
+    """Parse the options of a benchmark: one for each keyword, of the type of its default, and --write.
 
-    against: for a benchmark that has --against (bench/against.py), the defaults of --starts and of what else differs there.
+    against: for a benchmark with --against (bench/against.py), the default of --starts and other defaults that apply with it.
     """
     parser = argparse.ArgumentParser(description=(text or "").strip(), formatter_class=argparse.RawTextHelpFormatter)
     for name, default in options.items():
@@ -117,7 +120,7 @@ def arguments(text: str | None, against: Mapping[str, Any] | None = None, **opti
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores, BLAS core types and versions: what a reader needs to judge the numbers."""
+    """Return CPU, cores, load, BLAS core types and versions, which a reader needs to judge the numbers."""
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -138,7 +141,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit(tree: Path = ROOT) -> str:
-    """The commit that is measured: from git, or from the variable COMMIT where the sources came without it."""
+    """Return the commit that is measured, from git, or from the variable COMMIT where the sources have no git history."""
     try:
         found, changed = (
             subprocess.run(["git", *command], cwd=tree, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -153,7 +156,7 @@ def commit(tree: Path = ROOT) -> str:
 def publish(
     name: str, text: str | None, configuration: Mapping[str, Any], tables: Iterable[Table], *, write: bool
 ) -> None:
-    """Print the tables; with `write`, keep them as bench/results/<name>.json and .md."""
+    """Print the tables; with `write`, save them as bench/results/<name>.json and .md."""
     tables, where = list(tables), machine()
     lines = [f"{key}: {value}" for key, value in {**configuration, **where}.items()]
     print("\n".join(lines), "\n\n", "\n\n".join(table.text() for table in tables), sep="")
@@ -173,14 +176,14 @@ def publish(
 
 
 async def alternate(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
-    """Medians of what each side returns in `in_turn`."""
+    """Return the median of each side over the rounds of `in_turn`."""
     return {name: statistics.median(items) for name, items in (await in_turn(sides, rounds)).items()}
 
 
 async def in_turn(sides: Mapping[str, Side], rounds: int, *, backwards: bool = False) -> dict[str, list[float]]:
-    """What each side returns, all sides in turn in every round, so that they meet the same machine.
+    """Return the values of each side. All sides run in turn in every round, so that they meet the same state of the machine.
 
-    Every second round goes backwards, with `backwards` the first one.
+    Every second round runs backwards; with `backwards`, the first one does.
     """
     values: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds):
@@ -192,7 +195,7 @@ async def in_turn(sides: Mapping[str, Side], rounds: int, *, backwards: bool = F
 
 
 def batch(config: GPT2Config, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random tokens and targets (B, T)."""
+    """Return random tokens and targets (B, T)."""
     ids = np.random.default_rng(1).integers(0, config.vocab_size, (size, length + 1)).astype(np.int32)
     return ids[:, :-1].copy(), ids[:, 1:].copy()
 
@@ -203,13 +206,13 @@ async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None
 
 
 async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
-    """The step as it was run on such batches, with the updates where the trainer has placed them."""
+    """Return the step's program as it ran on such batches, with the updates where the trainer has placed them."""
     rows = trainer.model.tiling.rows(batch, length, trainer.micro_batches)
     return await trainer._keeping.run("step", rows, partial(trainer._placed, "step"))
 
 
 def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:
-    """A side for `alternate`: seconds a step, over `count` steps."""
+    """Return a side for `alternate` that measures seconds per step, over `count` steps."""
 
     async def side() -> float:
         return sum([(await trainer.step(tokens, targets)).step_s for _ in range(count)]) / count
@@ -218,7 +221,7 @@ def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:
 
 
 def rate_side(measure: Callable[[], float]) -> Side:
-    """A side for `alternate` from a function that measures once."""
+    """Return a side for `alternate` from a function that measures once."""
 
     async def side() -> float:
         return measure()
@@ -227,13 +230,13 @@ def rate_side(measure: Callable[[], float]) -> Side:
 
 
 def step_flops(config: GPT2Config, tokens: int, length: int) -> int:
-    """FLOPs of the GEMMs of a step without recomputation, attention counted in full."""
+    """Return the FLOPs of the GEMMs of a step without recomputation, attention counted in full."""
     d, layers = config.n_embd, config.n_layer
     return tokens * (72 * layers * d * d + 12 * layers * length * d + 6 * config.vocab_size * d)
 
 
 def library_gemm_gflops(n: int = 4096) -> float:
-    """One large square product by our BLAS on all cores, lifting the limit that an open engine sets."""
+    """Return the GFLOP/s of one large square product by our BLAS on all cores, without the limit that an open engine sets."""
     a = np.asfortranarray(np.random.default_rng(1).standard_normal((n, n), np.float32))
     c = np.empty((n, n), np.float32, order="F")
     with threadpoolctl.threadpool_limits(CORES, user_api="blas"):
@@ -244,7 +247,7 @@ def library_gemm_gflops(n: int = 4096) -> float:
 
 
 def tile_gemm_gflops(shape: tuple[int, int, int] = (512, 768, 768), seconds: float = 0.5) -> float:
-    """Products (R, K, N) of tiles on one thread a core at the same time, by the kernel that operations run."""
+    """Return the GFLOP/s of products (R, K, N) of tiles on one thread per core at once, by the kernel that operations run."""
     rows, inner, columns = shape
     gemm, once = KERNELS["gemm"], 2e-9 * rows * inner * columns
     rate = [0.0] * CORES

@@ -1,9 +1,8 @@
-"""Training steps of which bytes are counted, not moved: which models, how they are cut, and what one of them comes to.
+"""Training steps whose bytes are counted, not moved, for bench_bytes.py and bench_curve.py.
 
-Arithmetic alone, without a device: the schedule of a step that repeats is worked out as in a run
-(asynctile/measure/simulate.py), and beside it the least that any could move under the cap (optimum.py). Below a spill folder
-that is MIN (asynctile/schedule/fewest.py) in one memory of both caps. Nothing is kept but the inputs of blocks. bench_bytes.py
-and bench_curve.py ask.
+Arithmetic alone, without a device. The schedule of a repeating step is made as in a run (asynctile/measure/simulate.py), and
+compared with the least that any schedule could move under the cap (optimum.py). Below a spill folder the least is MIN
+(asynctile/schedule/fewest.py) in one memory as large as both caps. Only the inputs of blocks are kept for backward.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from asynctile.schedule.fewest import fewest
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand
 
-#: Where updates may run: as a plan places them, or all on the device, so that the program is the same under every cap.
+#: Where updates run: placed by the plan, or all on the device, so that the program is the same under every cap.
 AUTO, ON_DEVICE = "auto", "device"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What one step comes to: the least of it, and what its schedule moves. made_s: CPU seconds to work out the schedule."""
+    """The bytes of one step: the least possible, and those of its schedule. made_s: CPU seconds to make the schedule."""
 
     cap: int
     least: Least
@@ -45,7 +44,10 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Spilled:
-    """What one step reads and writes of a spill folder, and what MIN reads into one memory of both caps, in bytes."""
+    """The bytes that one step reads from and writes to a spill folder.
+
+    least_nbytes: the bytes that MIN reads into one memory as large as both caps.
+    """
 
     read_nbytes: int
     written_nbytes: int
@@ -54,7 +56,7 @@ class Spilled:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A training: its shape and batch, and how both are cut."""
+    """A training: its shape, batch and tile, and the machine."""
 
     name: str
     config: GPT2Config
@@ -64,12 +66,15 @@ class Model:
     precision: str = "bf16"
 
     def needs(self) -> Demand:
-        """What its step demands where every update is on the device."""
+        """Return the demand of its step with every update on the device."""
         parameters, rows = self._cut()
         return demand_of([record("step", parameters, rows)], parameters.states())
 
     def counted(self, cap: int, update: str) -> Counted:
-        """BudgetError if the cap, in bytes, is below the floor. update: where, as in AUTO and ON_DEVICE."""
+        """Count one step under a cap in bytes. update: AUTO or ON_DEVICE.
+
+        Raises BudgetError if the cap is below the floor.
+        """
         parameters, rows = self._cut()
         standing = list(parameters.states())
         program, machine = record("step", parameters, rows), Machine(device=self.device, precision=self.precision)
@@ -84,9 +89,10 @@ class Model:
         return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, made_s=made_s)
 
     def spilled(self, device_memory: int, host_memory: int) -> Spilled:
-        """Under caps in bytes on both memories, every update on the device and rows in as many passes as in a run.
+        """Count one step under caps in bytes on both memories.
 
-        BudgetError if one of them is below what is needed.
+        Every update is on the device, and rows go through a layer in as many passes as in a run. Raises BudgetError if a cap is
+        too small.
         """
         parameters, rows = self._cut()
         standing = list(parameters.states())
@@ -100,7 +106,7 @@ class Model:
         least = fewest(program, device_memory + host_memory, PAGE)
         traffic = simulate(program, standing, device=self.device, grain=machine.grain, device_memory=device_memory,
                            host_memory=host_memory, spill=True)  # fmt: skip
-        assert least is not None, "what fits into two memories fits into one of both"
+        assert least is not None, "a step that fits into two memories fits into one as large as both"
         return Spilled(read_nbytes=traffic.spill_read_nbytes, written_nbytes=traffic.spill_written_nbytes,
                        least_nbytes=least.loaded_nbytes)  # fmt: skip
 
@@ -111,7 +117,7 @@ class Model:
 
 
 def models(length: int = 1024) -> dict[str, Model]:
-    """On a GPU, by name, with tiles that are narrower than its default ones, so that each may be held against caps of 10%."""
+    """Return models on a GPU by name, with tiles narrower than the default ones, so that each fits under caps of 10%."""
     wide = GPT2Config(n_layer=4, n_head=32, n_embd=4096, block_size=length, vocab_size=50257)
     found = [
         Model(name="gpt2", config=config_named("gpt2", length), batch=16, tile=768),

@@ -1,31 +1,33 @@
 #!/usr/bin/env bash
-# Everything that is to be measured on a GPU, in one command of less than 9 minutes.
+# Measure everything that needs a GPU, in one command of less than 9 minutes.
 #
 #     bench/gpu.sh [--rehearse] [part ...]
 #
-# Parts, those that tell most first: smoke tests race replay link kernels capped memory largest depth. Each is bench/gpu_<part>.py, which
-# says what it asks. Without a part all run, in that order; a part that fails or takes too long does not stop the others, and what
-# it found before is kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json, and every 15 seconds to the folder $OUT
-# too if that is set, with the whole output in gpu.log. The short table comes last. What to prepare (bench/gpu_prepare.sh), how to
-# divide the parts among several calls, and what a first run should look at, is bench/GPU.md.
+# Parts, the most important first: smoke tests race replay link kernels capped memory largest depth. Each is
+# bench/gpu_<part>.py, which states its question. Without a part all run, in that order. A part that fails or takes too long
+# does not stop the others, and its rows so far are kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json. If $OUT
+# is set, they are also copied to that folder every 15 seconds, with the whole output in gpu.log. The short table comes last.
+# bench/GPU.md says what to prepare (bench/gpu_prepare.sh), how to divide the parts among several calls, and what to look at in
+# a first run.
 #
-# --rehearse: the same without a GPU, small, on a driver on the CPU; it needs g++, and its results go to runs/rehearsal.
-# PYTHON: the interpreter; .venv/bin/python if there is one, else python3.
-# COMMIT: what is measured, where there is no git; else what bench/gpu_prepare.sh has left in .gpu/commit.
-# TOTAL: seconds for all, 525 if it is not set, 7200 in a rehearsal; parts share what is left of them. EVERY: seconds between two copies to $OUT.
+# --rehearse: the same without a GPU, small, on a driver on the CPU. It needs g++, and its results go to runs/rehearsal.
+# PYTHON: the interpreter; .venv/bin/python if it exists, otherwise python3.
+# COMMIT: the commit that is measured, for sources without git; by default the content of .gpu/commit (bench/gpu_prepare.sh).
+# TOTAL: seconds for all parts together, 525 by default and 7200 in a rehearsal.
+# EVERY: seconds between two copies to $OUT.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
 PARTS=(smoke tests race replay link kernels capped memory largest depth)
-# Shares of the time; what a part leaves is shared by those behind it.
+# Shares of the time. If a part takes less than its share, the later parts share the rest.
 declare -A SHARE=([smoke]=60 [tests]=120 [race]=60 [replay]=60 [link]=15 [kernels]=40 [capped]=130 [memory]=85 [largest]=65 [depth]=40)
-# The most that a part gets, in seconds.
+# The most seconds of a part.
 declare -A MOST=([smoke]=60 [race]=60)
 DEVICE=cuda:0 RESULTS=bench/results REHEARSE=()
 
 if [[ ${1:-} == --rehearse ]]; then
     DEVICE=soft RESULTS=runs/rehearsal REHEARSE=(--rehearse)
-    MOST=() TOTAL=${TOTAL:-7200} # threads are slow, and no lease ends
+    MOST=() TOTAL=${TOTAL:-7200} # the CPU driver is slow, and there is no lease that ends
     shift
 fi
 TOTAL=${TOTAL:-525} EVERY=${EVERY:-15}
@@ -44,7 +46,7 @@ fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 if [[ -z ${COMMIT:-} && -r .gpu/commit ]]; then COMMIT=$(<.gpu/commit); fi
 export COMMIT=${COMMIT:-unknown}
-# They change the speed of every product on the CPU, and each part would start itself again without them.
+# Both variables change the speed of every product on the CPU, and each part would restart itself without them.
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 
 site=$(mktemp -d) marker=$(mktemp) copying=
@@ -87,7 +89,7 @@ run_part() {
     local part=$1 limit=$2 begun=$SECONDS status=0
     echo
     echo "== $part, at most $limit s"
-    # SIGTERM first, and if that is not heard SIGKILL.
+    # Send SIGTERM first, and SIGKILL if the part ignores it.
     timeout --kill-after=5 "$limit" "$PYTHON" "bench/gpu_$part.py" "${REHEARSE[@]}" --write || status=$?
     ended+=("$part:$status:$((SECONDS - begun))")
     copy_out

@@ -3,12 +3,12 @@
     python bench/gpu_capped.py [--models gpt2-xl gpt2-medium gpt2] [--caps 0.25 0.10 0.50] [--batch 16] [--length 1024]
                                [--steps 3] [--write]
 
-Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles as bench/gpu_plan.py
-foresees the fastest step. Beside each speed: its share of the uncapped speed, the bytes loaded against the least possible under
-that cap (optimum.py), and the bound: the larger of the uncapped step (which recomputes too) and of the bytes over the link rate
-measured with both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. FSDP2 with CPU offload
-(gpu_torch.py) under the same cap, with the micro-batch that is fastest there, follows right after the first cap of each model,
-and last under the others.
+Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM, with the tiles that
+bench/gpu_plan.py predicts to be fastest. Each row gives the speed; its share of the uncapped speed; the bytes loaded against
+the least possible under that cap (optimum.py); and the bound. The bound is the larger of the uncapped step (which recomputes
+too) and the bytes over the link rate measured with both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95
+of that bound. FSDP2 with CPU offload (gpu_torch.py) runs under the same caps, with its fastest micro-batch: right after the
+first cap of each model, and last under the other caps.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from asynctile.layers.update_placement import updates_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
 
-#: From this many tokens a step on, at this cap, the target counts.
+#: The target applies from this many tokens a step on, at this cap.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
 COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound",
            "up GB", "down GB", "up of least", "updated in RAM", "note")  # fmt: skip
 
 
 class Measured:
-    """What rows are compared with: rates, and the uncapped step of each model."""
+    """The rates and the uncapped step of each model, to which rows are compared."""
 
     def __init__(self, section: Section, options: Namespace, place: Place) -> None:
         self.section = section
@@ -81,7 +81,7 @@ class Measured:
                 f"{name}, cap {share:.0%}: of max(compute, link)", bound / speed.step_s, 0.95 if wanted else None)
 
     def theirs(self, name: str, share: float, join: Callable[[], None]) -> None:
-        """FSDP2 under the same cap, with the micro-batch that is fastest."""
+        """Measure FSDP2 under the same cap, with its fastest micro-batch."""
         options, config = self.options, config_named(name, self.options.length)
         label = f"{share:.0%}, FSDP2"
         found: dict[str, Any] = {"model": name, "cap": label}
@@ -103,7 +103,7 @@ class Measured:
 
 
 def share_on_host(program: Program) -> float:
-    """Of the weight tiles, those that are updated in RAM."""
+    """Return the share of weight tiles that are updated in RAM."""
     updates = updates_of(program)
     return sum(operation.device == HOST for operation in updates) / len(updates)
 

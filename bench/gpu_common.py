@@ -1,9 +1,9 @@
-"""What the GPU benchmarks share: options, engines, and steps of a training on one.
+"""The shared part of the GPU benchmarks: options, engines, and steps of a training on one.
 
 Every part runs end to end without a GPU: with --rehearse, small, on the CUDA device over a driver on the CPU
-(tests/cuda/driver.py), its results in runs/rehearsal; or as it is on `--device emulated --precision fp32`, unwritten. What is
-trained is gpu_rows.py, how fast this GPU could be gpu_peaks.py, what PyTorch does gpu_torch.py, how results are kept
-gpu_record.py.
+(tests/cuda/driver.py), with its results in runs/rehearsal; or full-size with `--device emulated --precision fp32`, without
+writing results. gpu_rows.py lists the trainings, gpu_peaks.py measures how fast this GPU could be, gpu_torch.py runs PyTorch,
+gpu_record.py keeps the results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package need not be installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the package need not be installed
 
 import numpy as np
 from common import arguments, batch
@@ -32,21 +32,21 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.program.needs import demand_of
 from tests.inside_engine import device_of
 
-#: Of the driver on the CPU.
+#: Memory of the driver on the CPU.
 SOFT_NBYTES = 4 << 30
 
 
 def options_of(text: str | None, part: Options) -> argparse.Namespace:
-    """Options of a part: --device, --precision, --rehearse, --write, and its own as in common.arguments."""
+    """Parse the options of a part: --device, --precision, --rehearse, --write, and its own as in common.arguments."""
     full, small = part
     rehearsed = "--rehearse" in sys.argv
     device = "soft" if rehearsed else "cuda:0"
     options = arguments(text, device=device, precision="bf16", rehearse=False, **(full | small if rehearsed else full))
     on_gpu = options.device.startswith("cuda")
     if options.write and not on_gpu and not rehearsed:
-        sys.exit(f"--write is for results of a GPU: --device {options.device} is not one; leave --write out")
+        sys.exit(f"--write is for results of a GPU, and --device {options.device} is not a GPU; leave --write out")
     if on_gpu and (why := no_gpu()):
-        sys.exit(f"no GPU to measure on: {why}; --rehearse goes without one")
+        sys.exit(f"no GPU to measure on: {why}; --rehearse runs without a GPU")
     if options.device == "soft":
         from tests.cuda.driver import SoftDriver
 
@@ -56,29 +56,29 @@ def options_of(text: str | None, part: Options) -> argparse.Namespace:
 
 @asynccontextmanager
 async def engine_of(section: Section, options: argparse.Namespace, **caps: Any) -> AsyncIterator[Engine]:
-    """An engine on the device and in the precision of the options; the section says by which libraries it went."""
+    """Open an engine with the device and precision of the options. The section records which libraries it uses."""
     async with Engine(engine_name(options), precision=options.precision, **caps) as engine:
         driver = getattr(device_of(engine), "driver", None)
         try:
             section.went_by(driver, options.precision)
             yield engine
         finally:
-            section.went_by(driver, options.precision)  # shapes that a library refused are known only now
+            section.went_by(driver, options.precision)  # only now are the shapes known that a library refused
 
 
 def model_flops(config: GPT2Config, tokens: int, length: int) -> float:
-    """FLOPs that a step on `tokens` tokens needs, without recomputation: 6 N + 12 L T d a token."""
+    """Return the FLOPs that a step on `tokens` tokens needs, without recomputation: 6 N + 12 L T d a token."""
     return tokens * (6.0 * config.parameter_count + 12.0 * config.n_layer * length * config.n_embd)
 
 
 def block_flops(config: GPT2Config, tokens: int, length: int) -> float:
-    """Those of the blocks alone: 72 L d^2 + 12 L T d a token."""
+    """Return the FLOPs of the blocks alone: 72 L d^2 + 12 L T d a token."""
     d = config.n_embd
     return tokens * config.n_layer * (72.0 * d * d + 12.0 * length * d)
 
 
 async def new_trainer(engine: Engine, row: Row) -> Trainer:
-    """A model of random weights, made by copying one stretch of numbers: billions of draws would take minutes."""
+    """Make a model of random weights, copied from one stretch of numbers: drawing billions of numbers would take minutes."""
     model = GPT2(engine, row.config, row.tile)
     noise = np.random.default_rng(1).standard_normal(max(math.prod(tile.shape) for tile in model.weights()), np.float32)
     made: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = {}
@@ -104,8 +104,8 @@ async def new_trainer(engine: Engine, row: Row) -> Trainer:
 class Speed:
     """Steps of a trainer on one batch of a row.
 
-    step_s: median wall seconds of `count` steps. report: of the last one. Three steps come first: one brings the tiles, one
-    writes graphs down, one is the first in the steady state.
+    step_s: median wall seconds of `count` steps. report: the report of the last one. Three steps run first: one loads the
+    tiles, one captures graphs, and one is the first in the steady state.
     """
 
     WARM = 3
@@ -123,12 +123,12 @@ class Speed:
             reports.append(await trainer.step(tokens, targets))
             seconds.append(time.perf_counter() - start)
         if not np.isfinite(reports[-1].loss):
-            raise ArithmeticError(f"the loss is {reports[-1].loss}, so this is no training")
+            raise ArithmeticError(f"the loss is {reports[-1].loss}, so the training does not work")
         return cls(seconds[cls.WARM :], reports[cls.WARM :])
 
 
 def seconds_of(work: Callable[[], Any], synchronize: Callable[[], Any], repeats: int, groups: int = 3) -> float:
-    """Seconds of one call of `work`: median over groups of `repeats` calls, after one group to warm up."""
+    """Return the seconds of one call of `work`: the median over groups of `repeats` calls, after one group to warm up."""
     spent = []
     for group in range(groups + 1):
         synchronize()

@@ -1,9 +1,9 @@
-"""The kernels as machine code for a GPU that is elsewhere, so that a lease does not begin with a compiler.
+"""Machine code of the kernels for a GPU on another machine, so that a lease does not begin with compiling.
 
-    python bench/gpu_cubin.py build FOLDER    compile for sm_90 by the package nvidia-cuda-nvrtc, into FOLDER/cubins
-    python bench/gpu_cubin.py bring FOLDER    put what stands there where the kernels of this machine are kept
+    python bench/gpu_cubin.py build FOLDER    compile for sm_90 with the package nvidia-cuda-nvrtc, into FOLDER/cubins
+    python bench/gpu_cubin.py bring FOLDER    copy the code in FOLDER to where this machine keeps its kernels
 
-What is brought is used if this machine's NVRTC has the version that it was built by; else the kernels are compiled here.
+The code is used if this machine's NVRTC has the version that compiled it; otherwise the kernels are compiled here.
 bench/gpu_prepare.sh builds, bench/gpu.sh brings.
 """
 
@@ -35,11 +35,11 @@ def build(folder: Path) -> str:
 def bring(folder: Path) -> str:
     here = cache_folder()
     if here is None:
-        return "no folder for machine code can be written here: the kernels are compiled at each start"
+        return "this machine has no writable folder for machine code, so the kernels are compiled at each start"
     found = sorted((folder / FOLDER).glob(f"*{SUFFIX}"))
     for path in found:
         kept_in(here).keep(path.stem, path.read_bytes())
-    return f"kernels brought for {len(found)} kinds of GPU and compiler"
+    return f"copied kernels for {len(found)} kinds of GPU and compiler"
 
 
 def main(arguments: Sequence[str]) -> int:

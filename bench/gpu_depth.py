@@ -3,10 +3,10 @@
     python bench/gpu_depth.py [--layers 4 48 16 32 8] [--width 2048] [--batch 32] [--parts 4] [--length 1024] [--share 0.9]
                               [--tile 4096] [--steps 2] [--write]
 
-Models of 4 to 48 layers of one width under one cap, a share of the states of the shallowest, so that it holds none of them; the
-shallowest and the deepest come first. The vocabulary is so small that the head does not count. TFLOP/s of the blocks:
-72 L d^2 + 12 L T d a token, without what is recomputed, over the time of a whole step. Target: falls by
-less than 3% from the shallowest to the deepest.
+Models of 4 to 48 layers of one width under one cap, a share of the states of the shallowest, so that it holds none of them. The
+shallowest and the deepest come first. The vocabulary is so small that the head does not count. The measure is TFLOP/s of the
+blocks: 72 L d^2 + 12 L T d a token, without recomputed work, over the time of a whole step. Target: it falls by less than 3%
+from the shallowest to the deepest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def main(options: Namespace) -> None:
                 speed = await Speed.of(await new_trainer(engine, row), row, options.steps)
             up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
             flops = block_flops(row.config, tokens, options.length)
-            # A step that recomputes runs each block's forward pass, a third of it, once more.
+            # A step that recomputes runs each block's forward pass, a third of its FLOPs, once more.
             bound = max(flops * 4 / 3 / peak, up / link.both, down / link.both)
             rates[depth] = flops / speed.step_s
             section.add(table, depth, states, speed.step_s, rates[depth] / 1e12, rates[depth] / peak, bound,

@@ -1,13 +1,13 @@
-"""How near do the kernels come to what this GPU can do, and to PyTorch's?
+"""How close do the kernels come to this GPU's limits, and to PyTorch's kernels?
 
     python bench/gpu_kernels.py [--device cuda:0] [--sequences 16] [--length 1024] [--width 1600] [--heads 25] [--vocab 50257]
                                 [--write]
 
-Shapes of GPT-2 XL by default. Each kernel runs as a program of the engine, the same operations again and again, with all tiles
-on the device. Roofline: FLOPs over the measured GEMM rate, or the fewest bytes (each input read once, each output written
-once) over the measured copy rate, whichever takes longer. Beside it the same work by PyTorch, eager, in the same process; of
-attention, in the note, also by PyTorch with cuDNN. A causal attention counts half of the square; its backward pass five
-products, those of forward computed again included.
+Shapes of GPT-2 XL by default. Each kernel runs as a program of the engine that repeats the same operations, with all tiles on
+the device. Roofline: FLOPs over the measured GEMM rate, or the fewest bytes (each input read once, each output written once)
+over the measured copy rate, whichever takes longer. PyTorch does the same work, eager, in the same process; the note of
+attention also has PyTorch with cuDNN. A causal attention counts half of the square; its backward pass counts five products,
+including the recomputed forward ones.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 
-#: A program lasts about this long, so that its start and end do not count.
+#: Approximate seconds of a program, long enough that its start and end do not count.
 PROGRAM_S = 0.1
 
 
 class Shapes:
-    """The sizes of the options, and the element of activations: bf16 bits as uint16, or float32."""
+    """The sizes of the options, and the dtype of activations: bf16 bits as uint16, or float32."""
 
     def __init__(self, options: Namespace) -> None:
         self.seqs, self.length, self.width = options.sequences, options.length, options.width
@@ -57,7 +57,7 @@ def tile(name: str, *shape: int, dtype: Any = np.float32) -> Tile:
 
 
 def numbers_for(tile: Tile) -> np.ndarray:
-    """Random contents: normal numbers, their squares for second moments, token ids for int32."""
+    """Return random contents of a tile: normal numbers, their squares for second moments, token ids for int32."""
     random, size = np.random.default_rng(len(tile.name)), int(np.prod(tile.shape))
     if tile.dtype.kind == "i":
         return random.integers(0, 500, tile.shape).astype(tile.dtype)
@@ -69,7 +69,7 @@ def numbers_for(tile: Tile) -> np.ndarray:
 
 
 async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
-    """Seconds of `operations`, which run one after another, from a program that repeats them."""
+    """Return the seconds of `operations`, one after another, measured in a program that repeats them."""
     tiles = list({operand: None for operation in operations for operand in operation.operands})
     await engine.reserve(demand_of([], tiles))
     await engine.store((tile, numbers_for(tile)) for tile in tiles)
@@ -90,17 +90,17 @@ async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
         return await engine.call(job())
 
     try:
-        await seconds(program(2))  # brings the tiles in
+        await seconds(program(2))  # loads the tiles
         repeats = max(2, min(1000, int(PROGRAM_S / (await seconds(program(4)) / 4))))
         whole = program(repeats)
-        spent = [await seconds(whole) for _ in range(5)]  # from the third on as one graph
+        spent = [await seconds(whole) for _ in range(5)]  # one graph from the third run on
         return statistics.median(spent[2:]) / repeats
     finally:
         await engine.release(tiles)
 
 
 def gemm(shapes: Shapes, n: int, k: int, ta: bool = False) -> list[Operation]:
-    """(rows, k) by (k, n), or with ta the gradient of weights: (k, rows) by (rows, n) in float32, added up."""
+    """Return (rows, k) by (k, n), or with ta the gradient of weights: (k, rows) by (rows, n), accumulated in float32."""
     a = tile("a", shapes.rows, k, dtype=shapes.dtype)
     b = tile("b", *((shapes.rows, n) if ta else (k, n)), dtype=shapes.dtype)
     c = tile("c", k, n) if ta else tile("c", shapes.rows, n, dtype=shapes.dtype)
@@ -122,7 +122,7 @@ def attention(shapes: Shapes, *, backward: bool) -> list[Operation]:
 
 
 def cross_entropy(shapes: Shapes) -> list[Operation]:
-    """Loss and gradient over the vocabulary, tile by tile, cut and padded as the model cuts its head."""
+    """Return loss and gradient over the vocabulary, tile by tile, cut and padded as the model cuts its head."""
     targets, stats, scale = tile("t", shapes.rows, dtype=np.int32), tile("sums", shapes.rows, 3), tile("scale", 1)
     cut, last = shapes.vocabulary, len(shapes.vocabulary) - 1
     parts = [tile(f"logits {v}", shapes.rows, cut.size(v), dtype=shapes.dtype) for v in range(len(cut))]
@@ -142,7 +142,7 @@ def layernorm(shapes: Shapes) -> list[Operation]:
 
 
 def layernorm_backward(shapes: Shapes) -> list[Operation]:
-    """Added to the gradient of the residual stream; that of gain and bias goes with it."""
+    """Return the backward pass. It adds to the gradient of the residual stream, and includes those of gain and bias."""
     dinp, x, dx = (tile(name, shapes.rows, shapes.width) for name in ("dinp", "x", "dx"))
     stats = tile("stats", shapes.rows, 2)
     gain, dgain, dbias = (tile(name, shapes.width) for name in ("gain", "dgain", "dbias"))
@@ -151,7 +151,7 @@ def layernorm_backward(shapes: Shapes) -> list[Operation]:
 
 
 def gelu(shapes: Shapes, *, backward: bool) -> list[Operation]:
-    """Backward its output is made again, and the gradient of the bias before it goes with it."""
+    """Return GELU. The backward pass computes the output again and includes the gradient of the bias before it."""
     x, y = (tile(name, shapes.rows, 4 * shapes.width, dtype=shapes.dtype) for name in ("x", "y"))
     if not backward:
         return [Operation("gelu", (x, y), "rw")]
@@ -160,7 +160,7 @@ def gelu(shapes: Shapes, *, backward: bool) -> list[Operation]:
 
 
 def adamw(shapes: Shapes) -> list[Operation]:
-    """All weights of a block's MLP and attention, in matrices as large as a tile of them."""
+    """Return the update of all weights of a block's MLP and attention, in matrices as large as one of their tiles."""
     w, g, m, v = (tile(name, shapes.width, 4 * shapes.width) for name in ("w", "g", "m", "v"))
     hyper = tile("hyper", 9)
     if shapes.precision != "bf16":
@@ -194,7 +194,7 @@ class Torch:
         return self._backward(run(), q, k, v)
 
     def with_cudnn(self, attention: Callable[[], float]) -> str:
-        """The same with cuDNN's attention, in words."""
+        """Return the time of `attention` with cuDNN, or why there is none, in words."""
         try:
             with by_cudnn(self.place):
                 return f"PyTorch's cuDNN attention: {attention() * 1e6:,.0f} us"
@@ -233,7 +233,7 @@ Work = tuple[str, list[Operation], Callable[[], float], float, float]
 
 
 def works(shapes: Shapes, torch_side: Torch) -> list[Work]:
-    """(name, operations, PyTorch's seconds, FLOPs, fewest bytes)."""
+    """Return (name, operations, PyTorch's seconds, FLOPs, fewest bytes) of each kernel."""
     rows, d, item = shapes.rows, shapes.width, shapes.dtype.itemsize
     square = 2.0 * rows * shapes.length * d / 2  # one product of a causal attention
     wide, long, weights = rows * d, rows * 4 * d, d * 4 * d
@@ -271,7 +271,7 @@ async def main(options: Namespace) -> None:
         rate = gemm_rate(place, precision)
         product = rate if precision == options.precision else product
         section.add(peaks, "PyTorch eager", precision, rate / 1e12)
-        with section.row(peaks, "CuPy", precision):  # a yardstick beside another: what fails there stops nothing
+        with section.row(peaks, "CuPy", precision):  # only a second yardstick, so its failure stops nothing
             section.add(peaks, "CuPy", precision, (cupy_gemm_rate(place, precision) or 0.0) / 1e12 or None)
     table = section.table("kernels", "kernel", "us", "TFLOP/s", "GB/s", "of the roofline", "eager us", "x eager",
                           "note")  # fmt: skip

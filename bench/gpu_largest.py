@@ -1,10 +1,10 @@
-"""What is the largest model that trains on this machine, and how fast?
+"""What is the largest model that trains on this machine, and how fast does it train?
 
     python bench/gpu_largest.py [--width 4096] [--batch 16] [--length 1024] [--host-share 0.85] [--device-share 0.9]
                                 [--layers N] [--host-mib N] [--write]
 
-The number of layers is found by arithmetic: the memory that a step needs is a + b L, by what one and two layers need, and RAM
-gives `--host-share` of what is available, or `--host-mib`. Then that model trains: three steps to settle and one that counts.
+The number of layers is computed: a step needs a + b L bytes, known from what one and two layers need, and RAM offers
+`--host-share` of its available bytes, or `--host-mib`. Then that model trains: three steps to settle, and one that is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def device_bytes(place: Place, share: float) -> int:
-    """A share of the device's free memory; on no GPU of RAM."""
+    """Return a share of the device's free memory; without a GPU, of an eighth of RAM."""
     if not place.on_gpu:
         return int(share * psutil.virtual_memory().available / 8)
     import torch
@@ -55,7 +55,7 @@ async def main(options: Namespace) -> None:
     with section.row(table, layers, size):
         if not layers:
             needed = row.needs(engine_name(options), options.precision)[1]
-            raise MemoryError(f"one layer needs {needed / GIB:.1f} GiB of RAM, and {host / GIB:.1f} are to be had")
+            raise MemoryError(f"one layer needs {needed / GIB:.1f} GiB of RAM, and only {host / GIB:.1f} are available")
         start = time.perf_counter()
         async with engine_of(section, options, device_memory=cap, host_memory=host) as engine:
             trainer = await new_trainer(engine, row)

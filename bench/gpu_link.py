@@ -1,10 +1,10 @@
-"""Do tiles cross the link as fast as a plain pinned copy does?
+"""Do tiles cross the link as fast as a plain pinned copy?
 
     python bench/gpu_link.py [--device cuda:0] [--sizes 1 4 16 64] [--total 1024] [--write]
 
-Copies between slots of the engine's pinned arena and slots of its device memory, `--total` MiB each way in tiles of a few sizes
-in MiB, each way alone and both at once, through the device's own streams. Beside it one plain pinned copy of the same bytes
-by PyTorch. Target: both ways at once at least 0.95 of it, from tiles of 4 MiB on.
+Copies between slots of the engine's pinned arena and slots of its device memory, `--total` MiB each way in tiles of the sizes
+in MiB, each way alone and both at once, through the device's own streams. They are compared with one plain pinned copy of the
+same bytes by PyTorch. Target: both ways at once at least 0.95 of the plain copy, from tiles of 4 MiB on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpu_rows import LINK
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 
-#: From this size on, in MiB, tiles are large enough for the target.
+#: The target applies to tiles from this size on, in MiB.
 ENOUGH = 4
 
 
@@ -35,14 +35,14 @@ class Slots:
     def __init__(self, device: Any, nbytes: int, count: int) -> None:
         self.device = device
         self.nbytes = nbytes
-        self._arenas: list[Arena] = []  # the device's memory lives as long as they do
+        self._arenas: list[Arena] = []  # they keep the device's memory alive
         self.up = list(zip(self._views(device, nbytes, count), self._views(device.host, nbytes, count), strict=True))
         self.down = list(zip(self._views(device.host, nbytes, count), self._views(device, nbytes, count), strict=True))
         noise = np.random.default_rng(1).standard_normal(nbytes // 4, np.float32)
         for _, host in self.up:
             host[:] = noise
         for host, _ in self.down:
-            host[:] = 0  # touched, so that no page is new to a copy
+            host[:] = 0  # touch every page before the copies
 
     def _views(self, memory: Any, nbytes: int, count: int) -> list[Any]:
         arena = Arena(count * nbytes, evictable=True)
@@ -53,7 +53,10 @@ class Slots:
         return [memory.array(slot, (nbytes // 4,), np.float32) for slot in slots]
 
     def rate(self, ways: str) -> float:
-        """Bytes a second each way of all copies at once; ways: "up", "down" or "both". Median of five."""
+        """Return bytes a second each way with all copies in flight at once, the median of five.
+
+        ways: "up", "down" or "both".
+        """
         spent = []
         for _ in range(6):
             start, events = time.perf_counter(), []
@@ -70,12 +73,12 @@ class Slots:
         return len(self.up) * self.nbytes / statistics.median(spent[1:])
 
     def check(self) -> None:
-        """What went up comes down."""
+        """Check that the bytes that were uploaded come back."""
         (target, source), (kept, _) = self.up[0], self.down[0]
         self.device.upload(target, source, ()).wait()
         self.device.download(kept, target, ()).wait()
         if not np.array_equal(kept, source):
-            raise ArithmeticError("the bytes that came back are not those that went up")
+            raise ArithmeticError("the bytes that came down differ from the bytes that went up")
 
 
 async def main(options: Namespace) -> None:
@@ -94,7 +97,7 @@ async def main(options: Namespace) -> None:
 
 
 def measure(section: Section, rates: Any, device: Any, options: Namespace, plain: float) -> Sequence[float]:
-    """A row for each size; the shares that count."""
+    """Measure a row for each size, and return the shares to which the target applies."""
     found = []
     for size in options.sizes:
         with section.row(rates, f"tiles of {size} MiB"):

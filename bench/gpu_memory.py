@@ -1,13 +1,13 @@
-"""How fast is a model that fits on the GPU, next to PyTorch on the same GPU?
+"""How fast is a model that fits on the GPU, compared with PyTorch on the same GPU?
 
     python bench/gpu_memory.py [--models gpt2-xl gpt2-medium gpt2] [--batch 16] [--length 1024] [--steps 10] [--tile N]
                                [--whole 12] [--write]
 
-tokens/s and model FLOP utilisation, 6 N + 12 L T d FLOPs a token over the GEMM rate measured here and over the datasheet's.
-Nothing is recomputed on either side; last, ours with recomputation. PyTorch is gpu_torch.py with fused AdamW, in the same
-process as ours, each alone on the GPU: eager and compiled, both once more with cuDNN's attention, and models of at most
-`--whole` layers compiled as one graph. What tells most comes first: ours, eager and compiled for each model. Target: at least
-0.9 of compiled.
+tokens/s and model FLOP utilization: 6 N + 12 L T d FLOPs a token over the GEMM rate measured here and over the datasheet's.
+Neither side recomputes, except for a last row of asynctile with recomputation. PyTorch is gpu_torch.py with fused AdamW, in the
+same process as asynctile, each alone on the GPU: eager and compiled, both again with cuDNN's attention, and models of at most
+`--whole` layers compiled as one graph. The most important rows come first: asynctile, eager and compiled for each model.
+Target: at least 0.9 of compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = ("model", "side", "s a step", "tokens/s", "of the GEMM rate", "of the 
 
 
 class Measured:
-    """Rows of one table, and the seconds a step of each side of each model."""
+    """The rows of one table, and the seconds per step of each side of each model."""
 
     def __init__(self, section: Section, options: Namespace, place: Place) -> None:
         self.section, self.options, self.place = section, options, place
@@ -43,7 +43,7 @@ class Measured:
             self._note(name, side, row, speed.step_s)
 
     def theirs(self, name: str, *, eager: bool = True, cudnn: bool = False, whole: bool = False) -> None:
-        """A row eager, unless not, and one compiled. cudnn: whether attention is cuDNN's; whole: compiled as one graph."""
+        """Add a compiled row, and by default an eager one. cudnn: attention by cuDNN. whole: compile as one graph."""
         row = in_memory(self.options, name, recompute=False)
         what = ", cuDNN attention" if cudnn else ", one graph" if whole else ""
         sides = [f"PyTorch eager{what}"] if eager else []
@@ -65,7 +65,7 @@ class Measured:
         self._headlines(name, model_flops(row.config, row.tokens, row.length) / self.peak)
 
     def _headlines(self, name: str, bound_s: float) -> None:
-        """Against the fastest compiled side so far, and of the bound."""
+        """Compare with the fastest compiled side so far, and with the bound."""
         ours = self.seconds[name].get("asynctile")
         if ours is None:
             return

@@ -1,6 +1,7 @@
-"""One small call of every kernel, for gpu_smoke.py and gpu_race.py: what it is given, and what it has to come to.
+"""One small call of every kernel, with its arguments and expected results, for gpu_smoke.py and gpu_race.py.
 
-Arguments are those of tests/kernels/cuda/test_orders.py, and of attention besides; right is what tests/verbs.py has in float64.
+The arguments are those of tests/kernels/cuda/test_orders.py, plus those of attention. tests/verbs.py computes the expected
+results in float64.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from tests.verbs import VERBS
 Call = tuple[list[np.ndarray], tuple[Any, ...], bool]
 #: Sequences, tokens of each, heads, columns of a head.
 ATTENTION = (2, 96, 2, 64)
-#: By verb an operand and its rows that are room: what a library leaves there is not said.
+#: By kernel, an operand and those of its rows that are workspace, in which a library may leave anything.
 ROOM = {"attention": (4, slice(ATTENTION[2], None)), "attention_backward_whole": (6, slice(None))}
-#: Of the largest expected magnitude: where any operand is bf16, and where none is.
+#: Tolerances relative to the largest expected magnitude: if any operand is bf16, and if none is.
 TOLERANCE = {True: 3e-2, False: 2e-3}
 
 
 def every_call(dtype: str) -> dict[str, Call]:
-    """By verb, AdamW first: its bits are to be those of the CPU."""
+    """Return all calls by kernel, AdamW first, because its bits must equal the CPU's."""
     found: dict[str, Call] = calls(dtype) | attention(dtype)
     assert found.keys() == KERNELS.keys()
     return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("adamw"), item[0])))
 
 
 def attention(dtype: str) -> dict[str, Call]:
-    """The verbs of attention, each with what those before it leave."""
+    """Return the calls of attention, each with the results of the earlier ones."""
     seqs, tokens, heads, hs = ATTENTION
     rows, columns = seqs * tokens, heads * hs
     q, k, v, dout = (random(seed, rows, columns, dtype=dtype) for seed in range(4))
@@ -53,7 +54,7 @@ def attention(dtype: str) -> dict[str, Call]:
 
 
 def run_once(machine: Any, verb: str, call: Call) -> str | None:
-    """Run it on a machine of tests/gpu or tests/cuda; what is wrong with its results, in words, or None."""
+    """Run a call on a machine of tests/gpu or tests/cuda. Return what is wrong with its results, in words, or None."""
     arrays, params, reports = call
     found, expected = ([array.copy() for array in arrays] for _ in range(2))
     numbers = [np.full(1, np.nan) for _ in range(2)] if reports else []
@@ -70,8 +71,8 @@ def run_once(machine: Any, verb: str, call: Call) -> str | None:
 
 
 def _near(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
-    """Where a number was expected; what a verb leaves as it was may be anything."""
+    """Compare where a number was expected; operands that a kernel leaves alone may contain anything."""
     one, other = (np.asarray(from_bf16(x) if x.dtype == BF16 else x, np.float64) for x in (found, expected))
     known = np.isfinite(other)
     largest = max(float(np.max(np.abs(other[known]), initial=0.0)), 1e-30)
-    return bool(np.all(np.abs(one[known] - other[known]) <= tolerance * largest))  # a NaN is not
+    return bool(np.all(np.abs(one[known] - other[known]) <= tolerance * largest))  # False for a NaN

@@ -1,7 +1,7 @@
-"""A plugin of pytest that writes down each test as it begins and as it ends, for gpu_tests.py: `-p gpu_outcomes`.
+"""A pytest plugin for gpu_tests.py that reports each test as it begins and as it ends: `-p gpu_outcomes`.
 
-A line of JSON each, to the file descriptor that the variable OUTCOMES names: [test, how, note]. how: "runs", "passed", "failed"
-or "skipped". What ends a process then still leaves what it had found, and which test it was in.
+It writes lines of JSON, [test, how, note], to the file descriptor in the variable OUTCOMES. how: "runs", "passed", "failed" or
+"skipped". If the process dies, the lines still say what it had found, and which test it was in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-_lines = open(int(os.environ["OUTCOMES"]), "w", buffering=1, encoding="utf-8")  # noqa: SIM115  (as long as the process)
+_lines = open(int(os.environ["OUTCOMES"]), "w", buffering=1, encoding="utf-8")  # noqa: SIM115  (open until the process ends)
 
 
 def _write(test: str, how: str, note: str = "") -> None:

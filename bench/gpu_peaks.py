@@ -1,6 +1,6 @@
-"""How fast this GPU and its link are, measured through PyTorch and CuPy: the bounds beside every number.
+"""The speed limits of this GPU and its link, measured through PyTorch and CuPy: the bounds of all other results.
 
-Random data throughout: products of zeros run faster. Without a GPU the same functions measure PyTorch on the CPU.
+All data are random, because products of zeros run faster. Without a GPU the same functions measure PyTorch on the CPU.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from gpu_common import seconds_of
 
-#: Dense bf16 rates by datasheet, FLOP/s.
+#: Dense bf16 rates from datasheets, FLOP/s.
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where PyTorch computes beside a device of the engine. count: by how much less it does on a CPU."""
+    """The device on which PyTorch computes, the same as the engine's. On a CPU it repeats less."""
 
     device: str
 
@@ -43,12 +43,12 @@ class Place:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Of the operands of matrix products."""
+    """Return the dtype of the operands of matrix products."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def gemm_rate(place: Place, precision: str, n: int = 8192) -> float:
-    """FLOP/s of a large square product by PyTorch in "fp32", "tf32" or "bf16"."""
+    """Return the FLOP/s of a large square product by PyTorch in "fp32", "tf32" or "bf16"."""
     n = n if place.on_gpu else 512
     a, b = (place.random(n, n, dtype=dtype_of(precision)) for _ in range(2))
     c = torch.empty_like(a)
@@ -61,7 +61,7 @@ def gemm_rate(place: Place, precision: str, n: int = 8192) -> float:
 
 
 def cupy_gemm_rate(place: Place, precision: str, n: int = 8192) -> float | None:
-    """The same by CuPy; None where there is no GPU."""
+    """Return the same by CuPy; None where there is no GPU."""
     if not place.on_gpu:
         return None
     import cupy
@@ -84,7 +84,7 @@ def cupy_gemm_rate(place: Place, precision: str, n: int = 8192) -> float | None:
 
 
 def copy_rate(place: Place, nbytes: int = 4096 * MIB) -> float:
-    """Bytes a second, those read and those written together, of a copy within the device's memory."""
+    """Return the bytes a second, read and written together, of a copy within the device's memory."""
     nbytes = nbytes if place.on_gpu else 64 * MIB
     source, target = (torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=place.where) for _ in range(2))
     return 2 * nbytes / place.seconds(lambda: target.copy_(source))
@@ -92,7 +92,10 @@ def copy_rate(place: Place, nbytes: int = 4096 * MIB) -> float:
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Bytes a second between pinned RAM and the device: each way alone; both: of each way while both run."""
+    """Bytes a second between pinned RAM and the device.
+
+    up, down: each way alone. both: each way while both run.
+    """
 
     up: float
     down: float
@@ -100,9 +103,9 @@ class LinkRates:
 
 
 def link_rates(place: Place, nbytes: int = 1024 * MIB, repeats: int = 4) -> LinkRates:
-    """Of plain copies by PyTorch, each of `nbytes` as a whole."""
+    """Measure plain copies by PyTorch, each of `nbytes` as a whole."""
     nbytes = nbytes if place.on_gpu else 16 * MIB
-    # Drawn on the device, which is a thousand times as fast: a CPU's generator takes seconds for a GiB.
+    # Draw on the device, which is a thousand times as fast: a CPU's generator takes seconds for a GiB.
     device = [torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=place.where) for _ in range(2)]
     host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=place.on_gpu).copy_(drawn) for drawn in device]
     up = place.seconds(lambda: device[0].copy_(host[0], non_blocking=True), repeats)
@@ -121,12 +124,12 @@ def link_rates(place: Place, nbytes: int = 1024 * MIB, repeats: int = 4) -> Link
 
 
 def datasheet(gpu: str) -> float | None:
-    """Dense bf16 FLOP/s by the datasheet of a GPU of this name; None if it is not known here."""
+    """Return the dense bf16 FLOP/s from the datasheet of a GPU of this name; None for an unknown GPU."""
     return next((rate for name, rate in DATASHEET.items() if name in gpu), None)
 
 
 def free(place: Place) -> None:
-    """Give PyTorch's cached memory back, for whoever comes next."""
+    """Release PyTorch's cached memory for other users."""
     if place.on_gpu:
         torch.cuda.synchronize(place.where)
         torch.cuda.empty_cache()

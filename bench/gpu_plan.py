@@ -1,17 +1,17 @@
-"""How should a model be cut on a GPU that does not hold it? By plans alone, without a GPU.
+"""How should a model be cut on a GPU that does not hold it? Plans answer that without a GPU.
 
     python bench/gpu_plan.py [--models gpt2 gpt2-medium gpt2-xl] [--caps 0.10 0.25 0.50] [--batch 16] [--length 1024]
                              [--host 10] [--issue 60]
 
-For each cap the step that a plan foresees, for tiles of a few widths, the default one among them. Counted, by the decisions of
-a run: operations, copies, bytes over the link and within the GPU's memory, FLOPs. Taken as given: a link of 50 GB/s each way,
-and `--host` milliseconds of Python, in which a replayed step's graphs are launched (bench/bench_replay.py).
-"compute s" is the sum over the kernels on the GPU, each at 780 TFLOP/s for its FLOPs or 4 TB/s for the bytes that it reads and
-writes, whichever takes longer, and of copies within the GPU; "GEMM s" is the FLOPs alone. The longest of link, compute and host
-decides. The first step ("first s") is issued one operation after another, at `--issue`
-microseconds each, copies included. How often a batch goes through a layer in parts is the plan's own choice ("passes").
-What a GPU loses by many small tiles, in products and between the nodes of a graph, is not in it; gpu_rows.py has as `PLACED`
-tiles that are larger than the fastest here, and at most a seventh slower.
+For each cap the table gives the step that a plan predicts, for tiles of a few widths, the default one among them. The decisions
+of a run give the counts: operations, copies, bytes over the link and within the GPU's memory, FLOPs. Two things are assumed: a
+link of 50 GB/s each way, and `--host` milliseconds of Python, in which the graphs of a replayed step are launched
+(bench/bench_replay.py). "compute s" is the sum over the kernels on the GPU, each at 780 TFLOP/s for its FLOPs or 4 TB/s for the
+bytes that it reads and writes, whichever takes longer, and over copies within the GPU; "GEMM s" is the FLOPs alone. The longest
+of link, compute and host is the bound. The first step ("first s") is issued one operation after another, at `--issue`
+microseconds each, copies included. The plan itself chooses in how many parts a batch goes through a layer ("passes"). The
+prediction leaves out what a GPU loses by many small tiles, in products and between the nodes of a graph. So `PLACED` in
+gpu_rows.py has tiles that are larger than the fastest here, and at most a seventh slower.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from asynctile.program.operation import UPDATE, Operation
 from asynctile.schedule.pace import pace_of
 from asynctile.schedule.rates import assumed
 
-#: FLOPs and bytes of its memory a second of a GPU like an H200. What lies between two kernels of a graph is not counted.
+#: FLOPs a second, and bytes of its memory a second, of a GPU like an H200. The time between two kernels of a graph does not
+#: count.
 GPU = pace_of(assumed("cuda:0", "bf16"), has_link=True)._replace(operation_s=0.0)
-#: Milliseconds of the host in a step that is replayed, and microseconds in which it issues an operation and the copies that go
-#: with it where it is not: bench/bench_replay.py, on 2 cores of an AMD EPYC (family 26).
+#: Milliseconds of the host in a replayed step, and microseconds to issue one operation and its copies in a step that is not
+#: replayed: bench/bench_replay.py, on 2 cores of an AMD EPYC (family 26).
 HOST_MS, ISSUE_US = 10.0, 60.0
 
 
 def foreseen(table: Table, config: GPT2Config, name: str, share: float, options: Namespace) -> None:
-    """Rows for one model under one cap, the best last and once more."""
+    """Add the rows of one model under one cap, and the best of them once more at the end."""
     rows, cap = [], int(share * config.states_nbytes)
     for tile in sorted({config.n_embd, 2 * config.n_embd, config.inner, default_tile(config, COARSE)}):
         try:
@@ -60,7 +61,7 @@ def foreseen(table: Table, config: GPT2Config, name: str, share: float, options:
 
 
 def kernels_s(config: GPT2Config, plan: Plan, options: Namespace) -> float:
-    """Seconds of the kernels of a planned step that run on the GPU, one after another."""
+    """Return the seconds of a planned step's kernels on the GPU, one after another."""
     parameters = Parameters(config, Tiling(config, plan.tile, COARSE), plan.precision)
     rows = parameters.tiling.rows(options.batch, options.length, 1).in_passes(plan.passes)
     spent_s, updates_s = 0.0, 0.0
@@ -72,12 +73,15 @@ def kernels_s(config: GPT2Config, plan: Plan, options: Namespace) -> float:
 
 
 def moved(operation: Operation) -> list[int]:
-    """Bytes of each operand, twice of one that is read and written."""
+    """Return the bytes of each operand, twice for one that is read and written."""
     return [tile.nbytes * (1 + (use == UPDATE)) for tile, use in zip(operation.operands, operation.access, strict=True)]
 
 
 def row_of(plan: Plan, kernels_s: float, host_s: float, issue_s: float) -> tuple[object, ...]:
-    """From the tile on. kernels_s: on the GPU; host_s: of a replayed step; issue_s: of an operation of the first."""
+    """Return a row from the tile on.
+
+    kernels_s: of the kernels on the GPU. host_s: of a replayed step. issue_s: of one operation of the first step.
+    """
     inside_s = 2 * plan.copied_bytes / GPU.memory_per_s
     bounds = {"link": plan.link_s or 0.0, "compute": kernels_s + inside_s, "host": host_s}
     bound = max(bounds, key=lambda what: bounds[what])

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What a machine with a GPU and without a network is handed beside the sources, in .gpu: make it before the lease begins.
+# Make .gpu, the files that a machine with a GPU and without a network needs beside the sources. Run it before the lease begins.
 #
 #     bench/gpu_prepare.sh [NAME==VERSION ...]
 #
-# .gpu/wheels   cuDNN's frontend in the version that was read, and what else is named, for the machine's Python
-# .gpu/cubins   the kernels for sm_90, by the NVRTC that the machine has
-# .gpu/commit   what is measured
+# .gpu/wheels   cuDNN's frontend in a fixed version, and all other named packages, for the machine's Python
+# .gpu/cubins   the kernels for sm_90, compiled by the same NVRTC as the machine's
+# .gpu/commit   the commit that is measured
 # bench/gpu.sh looks there for all three. git ignores the folder.
-# PYTHON: an interpreter that has asynctile's dependencies; .venv/bin/python if there is one, else python3.
+# PYTHON: an interpreter with asynctile's dependencies; .venv/bin/python if it exists, otherwise python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,9 +1,9 @@
-"""Do threads of a block race for shared memory in any kernel? compute-sanitizer's racecheck, on a small call of each.
+"""Do a block's threads race for shared memory in any kernel? compute-sanitizer's racecheck watches a small call of each.
 
     python bench/gpu_race.py [--inside] [--write]
 
-Products of libraries are left out, and attention is asynctile's own. `--inside` is the program that is watched, without whom
-watches it. What bench/gpu.sh stops keeps the kernels by then; where there is no compute-sanitizer, the row says so.
+Products of libraries are left out, and attention is asynctile's own. `--inside` runs the watched program without the watcher.
+If bench/gpu.sh stops this part, the kernels watched so far are kept. Without compute-sanitizer a row says so.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from asynctile.device import open_device
 from asynctile.kernels.cuda import source
 from tests.gpu.machine import HardMachine
 
-#: Products go to cuBLAS; these bring a row or a matrix first, by kernels that elementwise verbs have too.
+#: These products go to cuBLAS. Their own kernels, which first write a row or a matrix, are those of elementwise operations too.
 BY_LIBRARIES = ("gemm", "gemm_bias", "gemm_onto", "gemm_bias_onto")
-#: What racecheck calls it, and its status for a program with one.
+#: racecheck's words for a race, and its exit status for a program with one.
 HAZARD, RACED = ("Error: Race", "Warning: Race", "RACECHECK SUMMARY"), 9
 FOUND = "gpu_race: "
 
 
 def inside(options: Namespace) -> int:
-    """Every kernel, told one by one as it begins."""
+    """Run every kernel, and print each result."""
     device: Any = open_device(engine_name(options), precision="fp32")
-    device.driver.open_gemm = lambda stream, *, tf32: None  # no library, whose kernels would be watched too
+    device.driver.open_gemm = lambda stream, *, tf32: None  # racecheck would watch the library's kernels too
     device.start()
     try:
         device.driver.load(source())
@@ -49,7 +49,7 @@ def inside(options: Namespace) -> int:
 
 
 def sanitizer() -> str | None:
-    """Where compute-sanitizer is."""
+    """Return the path of compute-sanitizer, or None."""
     beside = sorted(str(path) for path in Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))
     return shutil.which("compute-sanitizer") or (beside[-1] if beside else None)
 
@@ -60,7 +60,7 @@ def main(options: Namespace) -> int:
     watcher = sanitizer() if options.device != "soft" else None
     watched = [sys.executable, __file__, "--inside", *(["--rehearse"] if options.device == "soft" else [])]
     command = [watcher, "--tool", "racecheck", "--error-exitcode", str(RACED), *watched] if watcher else watched
-    section.add(table, "watched by", watcher or "nobody: there is no compute-sanitizer here")
+    section.add(table, "watched by", watcher or "nobody: compute-sanitizer is not installed")
     done = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

@@ -1,8 +1,8 @@
-"""The record of what GPU benchmarks find: a `Section` for each part of bench/gpu.sh, all in one pair of files.
+"""The results of GPU benchmarks: a `Section` for each part of bench/gpu.sh, all in one pair of files.
 
-bench/results/cuda_<gpu>_<yyyymm>.json and .md. A section is saved after every row, so a part that is stopped leaves what it
-has; what was there of an earlier run stays until the first. What a part measures is gpu_<part>.py, what parts share is
-gpu_common.py.
+bench/results/cuda_<gpu>_<yyyymm>.json and .md. A section is saved after every row, so a part that is stopped leaves its rows.
+The section of an earlier run stays until the new one has its first row. gpu_<part>.py measures a part, gpu_common.py is their
+shared code.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any
 
 from common import RESULTS, ROOT, Table, commit, machine, show, target
 
-#: Of rehearsals, which are no results.
+#: The folder for rehearsals, which are not results.
 REHEARSED = ROOT / "runs" / "rehearsal"
-#: Parts of bench/gpu.sh in its order.
+#: The parts of bench/gpu.sh, in order.
 PARTS = ("smoke", "tests", "race", "replay", "link", "kernels", "capped", "memory", "largest", "depth")
 THEME = "cuda"
 HEADLINES = ("what", "measured", "wanted")
 
 
 class Section:
-    """What one part has found: its tables, and headlines for the short table that comes last.
+    """The results of one part: its tables, and headlines for the short table that comes last.
 
-    text: the part's docstring, which is its question and command. configuration: how it was measured, to be added to.
-    options: with the device, the precision and whether to write.
+    text: the part's docstring, with its question and command. configuration: how it was measured; callers add to it. options:
+    have the device, the precision and whether to write.
     """
 
     def __init__(self, part: str, text: str | None, options: Namespace) -> None:
@@ -49,12 +49,12 @@ class Section:
         self._where = {**machine(), **gpu_facts(options.device)}
 
     def table(self, title: str, *columns: str) -> Table:
-        """A table of this section, to be filled with `add`."""
+        """Add a table to this section, to be filled with `add`."""
         self.tables.append(Table(title, columns))
         return self.tables[-1]
 
     def add(self, table: Table, *row: Any) -> None:
-        """A row, filled up with blanks, shown and saved at once."""
+        """Add a row, filled up with blanks, and print and save it at once."""
         table.rows.append((*row, *[None] * (len(table.columns) - len(row))))
         cells = zip(table.columns, row, strict=False)
         print(f"{table.title}: " + ", ".join(f"{name} {show(value)}" for name, value in cells if value not in (None, "")),
@@ -62,14 +62,14 @@ class Section:
         self.save()
 
     def put(self, table: Table, values: Mapping[str, Any]) -> None:
-        """A row by the names of its columns; the others stay blank."""
+        """Add a row by the names of its columns; the others stay blank."""
         unknown = values.keys() - set(table.columns)
         assert not unknown, f"{table.title} has no column {unknown}"
         self.add(table, *(values.get(column) for column in table.columns))
 
     @contextmanager
     def row(self, table: Table, *row: Any) -> Iterator[None]:
-        """What is measured inside: if it fails, a row says why in the column note, and the part goes on."""
+        """Measure a row inside the block. If that fails, a row says why in the column note, and the part goes on."""
         try:
             yield
         except Exception as error:
@@ -77,10 +77,10 @@ class Section:
             note = f"failed: {type(error).__name__}: {said[:200]}"
             self.put(table, {**dict(zip(table.columns, row, strict=False)), "note": note})
         finally:
-            gc.collect()  # a model in a cycle would hold the memory that the next one needs
+            gc.collect()  # a model in a reference cycle would keep memory that the next one needs
 
     def headline(self, what: str, value: Any, bound: float | None = None, *, above: bool = True) -> None:
-        """A number for the short table, beside what was wanted of it; in the place of an earlier one of the same name."""
+        """Add a number with its target to the short table. It replaces an earlier one of the same name."""
         row = what, value, None if bound is None else target(value, bound, above=above)
         names = [before[0] for before in self.headlines.rows]
         if what in names:
@@ -90,7 +90,10 @@ class Section:
         self.save()
 
     def went_by(self, driver: Any, precision: str) -> None:
-        """Say what computed attention and added biases on `driver`; None: the kernels of a CPU. All that differ are said."""
+        """Record what computed attention and added biases on `driver`; None stands for the kernels of a CPU.
+
+        If the answer changes, all answers are listed.
+        """
         own = "the CPU's kernels" if driver is None else f"asynctile's kernels in {precision}"
         ways = {"attention": own if driver is None or precision != "bf16" else driver.attention,
                 "bias": own if driver is None else driver.epilogues}  # fmt: skip
@@ -102,28 +105,28 @@ class Section:
         self.save()
 
     def content(self) -> dict[str, Any]:
-        """For the results: question, configuration, machine, tables; the headlines are the last table."""
+        """Return the content for the results: question, configuration, machine, tables; the headlines are the last table."""
         tables = [{"title": t.title, "columns": list(t.columns), "rows": t.rows} for t in (*self.tables, self.headlines)]
         return {"question": self.text, "configuration": self.configuration, "machine": self._where, "tables": tables}
 
     def save(self) -> None:
-        """With --write, put what there is in the results of this GPU and month, as soon as a table has a row."""
+        """With --write, save the content in the results of this GPU and month, as soon as a table has a row."""
         if self._folder is not None and any(table.rows for table in (*self.tables, self.headlines)):
             merge(self._folder, self.part, self.content())
 
     def end(self) -> None:
-        """Everything once more, in tables."""
+        """Print all tables once more, and save."""
         print("\n" + "\n\n".join(table.text() for table in (*self.tables, self.headlines)), flush=True)
         self.save()
 
 
 def folder_of(device: str) -> Path:
-    """Where results of a device are kept."""
+    """Return the results folder of a device."""
     return RESULTS if device.startswith("cuda") else REHEARSED
 
 
 def no_gpu() -> str | None:
-    """Why there is no GPU here, in one line; None if there is one."""
+    """Return why there is no GPU here, in one line; None if there is one."""
     try:
         import cupy
 
@@ -134,7 +137,7 @@ def no_gpu() -> str | None:
 
 
 def gpu_facts(device: str) -> dict[str, Any]:
-    """Day and commit, and of a GPU its name, memory, driver and libraries."""
+    """Return day and commit, and for a GPU its name, memory, driver and libraries."""
     facts: dict[str, Any] = {"commit": commit(), "day": time.strftime("%Y-%m-%d"), "began": time.strftime("%H:%M:%S")}
     if device == "soft":
         return {**facts, "gpu": "rehearsal"}
@@ -164,17 +167,17 @@ def driver_version() -> str:
 
 
 def slug(name: str) -> str:
-    """A GPU's name as part of a file name: "NVIDIA H200" is "h200"."""
+    """Return a GPU's name as part of a file name: "NVIDIA H200" becomes "h200"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia")).strip("-") or "gpu"
 
 
 def results_name(gpu: str, day: str) -> str:
-    """<theme>_<gpu>_<yyyymm>; day: YYYY-MM-DD."""
+    """Return <theme>_<gpu>_<yyyymm>. day: YYYY-MM-DD."""
     return f"{THEME}_{slug(gpu)}_{day[:4]}{day[5:7]}"
 
 
 def merge(folder: Path, part: str, content: dict[str, Any]) -> Path:
-    """Put the section of a part in the results of its GPU and month, beside those of other parts; returns the JSON file."""
+    """Save the section of a part in the results of its GPU and month, beside those of other parts. Returns the JSON file."""
     where = content["machine"]
     path = folder / f"{results_name(where['gpu'], where['day'])}.json"
     whole = read(path) or {"name": path.stem, "gpu": where["gpu"], "parts": {}}
@@ -184,12 +187,12 @@ def merge(folder: Path, part: str, content: dict[str, Any]) -> Path:
     for file, text in ((path, json.dumps(whole, indent=1) + "\n"), (path.with_suffix(".md"), markdown(whole))):
         beside = file.with_name(f".{file.name}.new")
         beside.write_text(text, encoding="utf-8")
-        beside.replace(file)  # whoever is stopped here leaves a whole file
+        beside.replace(file)  # atomic, so a process that is stopped leaves a whole file
     return path
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Results of before; None if there are none."""
+    """Return earlier results; None if there are none."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -198,7 +201,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def markdown(whole: dict[str, Any]) -> str:
-    """Results for people."""
+    """Return the results as markdown."""
     body = [f"# {whole['name']}", f"Measured on one {whole['gpu']} by `bench/gpu.sh`."]
     for part, content in whole["parts"].items():
         facts = {**content["configuration"], **content["machine"]}

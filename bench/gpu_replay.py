@@ -1,13 +1,13 @@
-"""Is a step that is replayed as CUDA graphs the one that was issued, and what does it cost?
+"""Does a step that is replayed as CUDA graphs equal the issued one, and what does it cost?
 
     python bench/gpu_replay.py [--models gpt2 gpt2-xl] [--caps 0.25 0] [--batch 16] [--length 1024] [--steps 3] [--write]
 
 One training for each row, on all of the GPU (cap 0) or with device memory capped at a share of the states: first issued one
 operation after another (plays = False), then replayed. The learning rate is 0 in float32, so every step computes the same: loss
-and norm of the gradient must be equal in all of them, bit for bit. (That weights and moments are equal too is asked by
-tests/gpu/test_replay.py.) For each side seconds a step, CPU seconds of all threads, and of the host's calls that launch graphs
-the microseconds. And what comes before the first replay: that step as a whole, capture, of it what makes the graphs ready to
-launch, and the device memory that is gone afterwards, tiles not counted.
+and gradient norm must be equal in all of them, bit for bit. (tests/gpu/test_replay.py checks that weights and moments are equal
+too.) For each side the table gives seconds per step, CPU seconds of all threads, and the microseconds of the host's calls that
+launch graphs. A second table gives the costs before the first replay: that step as a whole; the capture; the part of it that
+makes the graphs ready to launch; and the device memory taken by then, not counting tiles.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from watched import WatchedGraphs
 from asynctile.layers import AdamW, Trainer
 from tests.inside_engine import device_of
 
-#: Which trainers take, and kernels read as 0.
+#: A learning rate that trainers accept and kernels read as 0.
 NO_RATE = 1e-60
-#: The most seconds of CPU that a replayed step is to take.
+#: The target for the CPU seconds of a replayed step.
 MOST_CPU_S = 0.020
 MIB = 1 << 20
 
@@ -50,7 +50,7 @@ class Side:
 
 
 async def side(trainer: Trainer, row: Row, steps: int, graphs: WatchedGraphs) -> Side:
-    """One step that is not measured, and `steps` that are."""
+    """Make one step that is not measured, and `steps` that are."""
     inputs, results, wall, cpu = batch(row.config, row.batch, row.length), set(), [], []
     for index in range(1 + steps):
         if index == 1:
@@ -93,7 +93,7 @@ class Measured:
             self._headlines(f"{name}, cap {cap}", issued, replayed, equal)
 
     async def _first(self, name: str, cap: str, trainer: Trainer, row: Row, driver: Any, graphs: WatchedGraphs) -> None:
-        """The step that is captured."""
+        """Make and measure the step that is captured."""
         before, taken, began = driver.memory()[0], graphs.taken_nbytes, time.perf_counter()
         await trainer.step(*batch(row.config, row.batch, row.length))
         lasted, gone = time.perf_counter() - began, before - driver.memory()[0] - (graphs.taken_nbytes - taken)

@@ -1,7 +1,7 @@
-"""The short table that comes last: what each part of bench/gpu.sh was wanted to show, and what it showed.
+"""The short table that comes last: the targets of each part of bench/gpu.sh, and its results.
 
-    python bench/gpu_report.py check DEVICE                          one line on the GPU; status 1 and why, if there is none
-    python bench/gpu_report.py table DEVICE PART:STATUS:SECONDS ...  the table of these parts
+    python bench/gpu_report.py check DEVICE                          print one line on the GPU, or why there is none (status 1)
+    python bench/gpu_report.py table DEVICE PART:STATUS:SECONDS ...  print the table of these parts
 
 DEVICE: "cuda:0", or "soft" for a rehearsal.
 """
@@ -15,12 +15,12 @@ from typing import Any
 from common import Table
 from gpu_record import folder_of, gpu_facts, no_gpu, read, results_name
 
-#: Exit status of timeout(1) for what it stopped, and of gpu.sh for what had no time left.
+#: Exit statuses of a part that timeout(1) stopped, and gpu.sh's status for a part without time left.
 STOPPED, NO_TIME = (124, 137), -1
 
 
 def ended(status: int, seconds: int) -> str:
-    """How a part ended, in words."""
+    """Return how a part ended, in words."""
     if status == NO_TIME:
         return "not run: the time was up"
     if status in STOPPED:
@@ -29,7 +29,7 @@ def ended(status: int, seconds: int) -> str:
 
 
 def short_table(whole: dict[str, Any] | None, ran: Sequence[tuple[str, int, int]]) -> Table:
-    """Headlines of the parts that ran."""
+    """Return the headlines of the parts that ran."""
     table = Table("bench/gpu.sh", ("part", "what", "measured", "wanted"))
     for part, status, seconds in ran:
         table.rows.append((part, ended(status, seconds), None, None))
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     device = arguments[1]
     if device != "soft" and (why := no_gpu()):
-        print(f"bench/gpu.sh: no GPU here: {why}; --rehearse goes without one", file=sys.stderr)
+        print(f"bench/gpu.sh: no GPU here: {why}; --rehearse runs without a GPU", file=sys.stderr)
         return 1
     facts = gpu_facts(device)
     named = ("gpu", "gpu_memory", "driver", "cupy", "commit")

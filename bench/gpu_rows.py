@@ -1,7 +1,7 @@
-"""What the parts of bench/gpu.sh train: models, batches, tiles and caps, those that tell most first.
+"""The trainings of the parts of bench/gpu.sh: models, batches, tiles and caps, the most important first.
 
-Arithmetic alone, without PyTorch and without a GPU, so that tests plan every row before one is lent. Each part has its options
-here, and those of a rehearsal. How rows are run is gpu_common.py.
+Arithmetic alone, without PyTorch and without a GPU, so that tests can plan every row before a GPU is leased. Each part has its
+options here, and those of a rehearsal. gpu_common.py runs the rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from asynctile.program.grain import grain_of
 from asynctile.program.needs import demand_of
 
 TINY = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
-#: Edges of tiles to choose from under a cap, beside the model's own widths.
+#: Tile edges to choose from under a cap, in addition to the model's own widths.
 LADDER = (512, 384, 256, 128, 64, 32, 16)
-#: The tile for batches of 16 x 1024 in bf16: of those that bench/gpu_plan.py foresees as about as fast, a large one.
+#: The tile for batches of 16 x 1024 in bf16: a large one of those that bench/gpu_plan.py predicts to be about as fast.
 PLACED = {
     ("gpt2", 0.1): 768,
     ("gpt2", 0.25): 1536,
@@ -35,10 +35,10 @@ PLACED = {
     ("gpt2-xl", 0.25): 3200,
     ("gpt2-xl", 0.5): 4096,
 }
-#: Tokens of the vocabulary where the head is not to count.
+#: Tokens of a vocabulary so small that the head does not count.
 FEW_TOKENS = 256
 
-#: The options of each part, and what differs in a rehearsal.
+#: The options of each part, and those that differ in a rehearsal.
 Options = tuple[dict[str, Any], dict[str, Any]]
 MODELS = ("gpt2", "gpt2-medium", "gpt2-xl")
 SMALL = {"batch": 2, "length": 32}
@@ -67,7 +67,7 @@ CAPPED: Options = (
     {"models": ("tiny",), "caps": (0.25, 0.50), "steps": 1, **SMALL},
 )
 DEPTH: Options = (
-    # So that compute is what bounds a step by its plan (65 ms of 4 layers, the link 61, issuing 56).
+    # Chosen so that compute bounds a step in its plan (4 layers: 65 ms, the link 61, issuing 56).
     {"layers": (4, 48, 16, 32, 8), "width": 2048, "batch": 32, "parts": 4, "length": 1024, "share": 0.9, "tile": 4096,
      "steps": 2},
     {"layers": (1, 4, 2), "width": 64, "parts": 2, "tile": 16, "steps": 1, **SMALL},
@@ -81,7 +81,7 @@ LARGEST: Options = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A training to be measured. parts: micro-batches. cap: on device memory in bytes, None for all there is."""
+    """A training to measure. parts: micro-batches. cap: device memory in bytes, None for all there is."""
 
     config: GPT2Config
     batch: int
@@ -96,7 +96,7 @@ class Row:
         return self.batch * self.length
 
     def needs(self, device: str, precision: str) -> tuple[int, int]:
-        """(the smallest cap, all tiles that are alive at once) of its step, in bytes."""
+        """Return (the smallest cap, all tiles alive at once) of its step, in bytes."""
         grain = grain_of(device)
         parameters = Parameters(self.config, Tiling(self.config, self.tile, grain), precision)
         rows = parameters.tiling.rows(self.batch, self.length, self.parts)
@@ -106,24 +106,24 @@ class Row:
 
 
 def engine_name(options: Namespace) -> str:
-    """The device of the options as the engine calls it; "soft" is the CUDA device over a driver on the CPU."""
+    """Return the engine's name of the options' device. "soft" is the CUDA device over a driver on the CPU."""
     return "cuda:0" if options.device == "soft" else str(options.device)
 
 
 def config_named(name: str, length: int) -> GPT2Config:
-    """A published size for sequences of `length` tokens, or "tiny" for a rehearsal."""
+    """Return a published size for sequences of `length` tokens, or "tiny" for a rehearsal."""
     return TINY if name == "tiny" else GPT2Config.named(name, block_size=length)
 
 
 def in_memory(options: Namespace, name: str, *, recompute: bool) -> Row:
-    """With every matrix of a block as one tile, where none was chosen."""
+    """Return a row in memory, by default with each matrix of a block as one tile."""
     config = config_named(name, options.length)
     return Row(config=config, batch=options.batch, length=options.length, recompute=recompute,
                tile=getattr(options, "tile", 0) or config.inner)  # fmt: skip
 
 
 def under_cap(options: Namespace, name: str, share: float) -> Row:
-    """With a share of its states as device memory, cut as foreseen to be fastest."""
+    """Return a row with a share of its states as device memory, cut as predicted to be fastest."""
     config = config_named(name, options.length)
     cap = int(share * config.states_nbytes)
     tile = PLACED.get((name, share)) or tile_under(options, config, cap)
@@ -131,7 +131,7 @@ def under_cap(options: Namespace, name: str, share: float) -> Row:
 
 
 def deep(options: Namespace, layers: int) -> Row:
-    """A model of so many layers, under the cap of the shallowest."""
+    """Return a model of `layers` layers, under the cap of the shallowest."""
 
     def config(layers: int) -> GPT2Config:
         heads = max(1, options.width // 64)
@@ -142,7 +142,7 @@ def deep(options: Namespace, layers: int) -> Row:
 
 
 def large(options: Namespace, cap: int, layers: int) -> Row:
-    """A model of so many layers of one width, in tiles whose floor is a tenth of the cap."""
+    """Return a model of `layers` layers of one width, in tiles whose floor is a tenth of the cap."""
     heads = max(1, options.width // 128)
     config = GPT2Config(n_layer=layers, n_head=heads, n_embd=options.width, block_size=options.length, vocab_size=options.vocab)
     tile = options.tile or tile_under(options, config, cap, 0.1)
@@ -150,18 +150,18 @@ def large(options: Namespace, cap: int, layers: int) -> Row:
 
 
 def largest(options: Namespace, cap: int, host: int) -> int:
-    """The layers of the largest model of which RAM of `host` bytes holds every tile that is alive."""
+    """Return the layers of the largest model whose live tiles all fit in `host` bytes of RAM."""
     return layers_in(host, lambda layers: large(options, cap, layers).needs(engine_name(options), options.precision)[1])
 
 
 def layers_in(memory: int, needed: Callable[[int], int]) -> int:
-    """How many layers fit in `memory` bytes where `needed(layers)` is a + b layers; 0 if not even one."""
+    """Return how many layers fit in `memory` bytes, where `needed(layers)` is a + b layers; 0 if not even one."""
     one, two = needed(1), needed(2)
     return max(0, (memory - one) // (two - one) + 1)
 
 
 def tile_under(options: Namespace, config: GPT2Config, cap: int, share: float = 0.25) -> int:
-    """The largest tile edge whose floor is at most `share` of a cap in bytes; the smallest if none is."""
+    """Return the largest tile edge whose floor is at most `share` of a cap in bytes; the smallest edge if none is."""
     edges = [edge for edge in (config.inner, 2 * config.n_embd, config.n_embd) if edge > LADDER[0]]
     grain = grain_of(engine_name(options))
     floors = ((edge, floor_demand(config, edge, grain, options.precision).floor_nbytes) for edge in (*edges, *LADDER))
@@ -169,7 +169,7 @@ def tile_under(options: Namespace, config: GPT2Config, cap: int, share: float = 
 
 
 def rows(part: str, options: Namespace, device_nbytes: int, host_nbytes: int) -> Iterator[tuple[str, Row]]:
-    """(name, row) of all that a part trains, on a machine that has so much memory free."""
+    """Yield (name, row) of all trainings of a part, on a machine with that much free memory."""
     if part == "memory":
         yield from ((f"{name}, recompute {again}", in_memory(options, name, recompute=again))
                     for again in (False, True) for name in options.models)  # fmt: skip

@@ -2,10 +2,10 @@
 
     python bench/gpu_smoke.py [--models gpt2] [--caps 0 0.25] [--batch 16] [--length 1024] [--steps 3] [--nodes 200] [--write]
 
-Each kernel once, AdamW first, in float32 and bf16 beside float64; products of each type; what cuBLASLt and cuDNN were found to
-do; a graph of `--nodes` copies up, kernels and copies down on three streams: capture, launch, replay and what it takes of the
-device's memory; and steps of a model, issued and replayed. What fails is a row, and the rest goes on; after an error of the GPU
-itself nothing else works, so the first such row is the one to read.
+It runs each kernel once, AdamW first, in float32 and bf16, and compares with float64; products of each type; the trials of
+cuBLASLt and cuDNN; a graph of `--nodes` copies up, kernels and copies down on three streams: capture, launch, replay and the
+device memory it takes; and steps of a model, issued and replayed. A failure is a row, and the rest goes on. After an error of
+the GPU itself nothing else works, so the first such row is the one to read.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from tests.kernels.cuda.test_adamw import HYPER, assert_equals_the_cpu
 from tests.kernels.cuda.values import poison, random, wide
 
 MIB = 1 << 20
-#: float32 of a tile in the graph: 64 KiB.
+#: float32 elements of a tile in the graph: 64 KiB.
 ELEMENTS = 1 << 14
-#: Rows, inner and columns of the products.
+#: Rows, inner size and columns of the products.
 PRODUCT = (512, 768, 1024)
-#: By precision, type of the operands and of the result, the largest error beside float64, of the largest number.
+#: Precision, types of operands and result, and the largest error against float64, relative to the largest number.
 PRODUCTS = (
     ("bf16", "bf16", "f32", 1e-4), ("bf16", "bf16", "bf16", 8e-3), ("bf16", "f32", "f32", 1e-5), ("tf32", "f32", "f32", 2e-3),
 )  # fmt: skip
 
 
 class Smoke:
-    """Rows of one table: what was tried, how it went, seconds, and in the note what there is to know of it."""
+    """The rows of one table: what was tried, how it went, its seconds, and a note."""
 
     def __init__(self, section: Section) -> None:
         self.section = section
@@ -56,7 +56,7 @@ class Smoke:
         self.failed = 0
 
     def tries(self, what: str, run: Callable[[], str | None]) -> None:
-        """A row; what `run` returns is its note, and what it raises how it failed."""
+        """Add a row. The result of `run` is its note; an exception says how it failed."""
         start = time.perf_counter()
         try:
             note, how = run(), "works"
@@ -69,7 +69,7 @@ class Smoke:
 
 @contextmanager
 def opened(smoke: Smoke, options: Namespace, precision: str) -> Any:
-    """A device in this precision, with its kernels loaded; None if it does not open, which is a row."""
+    """Open a device in this precision, and load its kernels. Yields None if it does not open, and a row says why."""
     found: list[Any] = []
 
     def opens() -> str:
@@ -95,7 +95,7 @@ def said(device: Any) -> str:
 
 
 def kernels(smoke: Smoke, device: Any) -> None:
-    """AdamW by its bits, then every verb in both dtypes, each failure a row of its own."""
+    """Check AdamW's bits, then every kernel in both dtypes, each failure in a row of its own."""
     machine = HardMachine(device)
 
     def adamw() -> str:
@@ -131,12 +131,12 @@ def product(device: Any, kind: str, out: str, tolerance: float) -> str:
     expected = wide(a) @ wide(b)
     error = float(np.max(np.abs(wide(c) - expected)) / np.max(np.abs(expected)))
     if not error <= tolerance:
-        raise ArithmeticError(f"an error of {error:.1e} of the largest number, {tolerance:.0e} is expected")
+        raise ArithmeticError(f"an error of {error:.1e} of the largest number, at most {tolerance:.0e} is allowed")
     return f"an error of {error:.1e} of the largest number"
 
 
 def three_streams(device: Any, count: int) -> str:
-    """A graph whose branches wait for each other, twice with other numbers."""
+    """Record a graph whose branches wait for each other, and replay it with other numbers each time."""
     driver, tile = device.driver, Tile("tile", (ELEMENTS,))
     graphs, addresses = WatchedGraphs(driver), [driver.malloc(tile.nbytes) for _ in range(2 * count)]
     there = [Array(address, tile.shape, tile.dtype) for address in addresses]

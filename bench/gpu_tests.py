@@ -2,11 +2,11 @@
 
     python bench/gpu_tests.py [--choose EXPRESSION] [--write]
 
-pytest with the settings of tests/gpu/pytest.ini, which need no plugin, file by file: AdamW and the other kernels, attention,
-memory, four of the replayed steps (`--choose replay` runs them all), and equal bits last. Each file has a process of its own:
-after an error of the driver nothing works in the process that saw it. What does not pass is a row as soon as it is known; a
-process that dies, or says nothing for longer than a test may take, is ended, with the test that it was in as a row. What
-bench/gpu.sh stops keeps what was found by then.
+pytest runs with the settings of tests/gpu/pytest.ini, which need no plugin, file by file: AdamW and the other kernels,
+attention, memory, four of the tests of replayed steps (`--choose replay` runs them all), and equal bits last. Each file has a
+process of its own: after an error of the driver nothing works in the process that saw it. A test that does not pass is a row as
+soon as it is known. A process that dies, or is silent for longer than a test may take, is ended, and the test that it was in is
+a row. If bench/gpu.sh stops this part, the rows so far are kept.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from gpu_common import engine_of, options_of
 from gpu_record import ROOT, Section
 from gpu_rows import TESTS
 
-#: All files of tests/gpu: what others stand on first, and last what takes longest.
+#: All files of tests/gpu: first those on which others depend, last the one that takes longest.
 FILES = ("adamw", "kernels", "attention", "memory", "replay", "refusals", "bridge", "torch", "equal_bits")
-#: Of a file whose tests take long, those that are run where none are chosen.
+#: For a file with slow tests: the tests that run if none are chosen.
 FEW = {
     "replay": (
         *(f"a_replayed_step_has_the_bits_of_an_issued_one[{way}]" for way in ("no cap", "a cap", "updates in RAM")),
         "so_it_has_over_a_folder[device]",
     )
 }
-#: A test ends by itself after 60 s (tests/gpu/pytest.ini), if it hears that.
+#: The longest silence in seconds. A test ends by itself after 60 s (tests/gpu/pytest.ini), unless the process hangs.
 SILENT_S = 75.0
-#: And in a rehearsal, where PyTorch's tests take minutes.
+#: The longest silence in a rehearsal, where PyTorch's tests take minutes.
 REHEARSED_S = 600.0
-#: Exit statuses of pytest that say nothing new: all passed, some failed, a file does not load, no test was chosen.
+#: Exit statuses of pytest that the rows already explain: all passed, some failed, a file does not load, no test was chosen.
 ENDED = (0, 1, 2, 5)
 
 
@@ -53,7 +53,7 @@ def command(options: Namespace, name: str) -> list[str]:
 
 
 def lines(source: int, silent_s: float) -> Iterator[str]:
-    """Lines from a pipe until all who write have gone; TimeoutError if none comes for so long."""
+    """Yield lines from a pipe until all writers have closed it. Raises TimeoutError after `silent_s` without a line."""
     held = b""
     while True:
         if not select.select([source], [], [], silent_s)[0]:
@@ -66,7 +66,10 @@ def lines(source: int, silent_s: float) -> Iterator[str]:
 
 
 def outcomes(command: list[str], silent_s: float = SILENT_S) -> Iterator[tuple[str, str, str]]:
-    """(test, how, note) of each test that `command` runs, as it ends; last the one that it was in, if that did not end."""
+    """Yield (test, how, note) of each test that `command` runs, as the test ends.
+
+    If the process dies or falls silent, the test that was running comes last, as failed.
+    """
     source, target = os.pipe()
     path = os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OUTCOMES": str(target), "PYTHONPATH": path}
@@ -92,7 +95,7 @@ def outcomes(command: list[str], silent_s: float = SILENT_S) -> Iterator[tuple[s
 
 
 async def note_libraries(section: Section, options: Namespace) -> None:
-    """The tests of attention and of biases say something about a library only if that is used."""
+    """Record which libraries are used: tests of attention and biases check a library only if it is."""
     async with engine_of(section, options, device_memory="1MiB"):
         pass
 

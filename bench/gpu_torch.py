@@ -1,11 +1,11 @@
-"""What PyTorch does on the same GPU: GPT-2 as its users train it, in memory, compiled, and offloaded by FSDP2.
+"""PyTorch on the same GPU: GPT-2 as its users train it, in memory, compiled, and offloaded by FSDP2.
 
-bf16 is autocast over float32 weights; AdamW is fused, attention is scaled_dot_product_attention (by what PyTorch chooses, or by
-cuDNN where that is asked for), matrix products outside bf16 may use TF32, and the vocabulary is padded to a multiple of 64
-(nanoGPT: 25% faster). `compiled` compiles each block and the head once and uses that for all layers, which PyTorch recommends
-for repeated layers; `whole` compiles the model as one graph; neither is eager. Offloaded: FSDP2 over one GPU with
-CPUOffloadPolicy, eager, blocks recomputed in backward, the head's loss in pieces that are recomputed too, and the micro-batch
-that is fastest of those that the cap allows.
+bf16 is autocast over float32 weights; AdamW is fused; attention is scaled_dot_product_attention (by PyTorch's choice, or by
+cuDNN on request); matrix products outside bf16 may use TF32; the vocabulary is padded to a multiple of 64 (nanoGPT: 25%
+faster). `compiled` compiles each block and the head once and uses that for all layers, as PyTorch recommends for repeated
+layers. `whole` compiles the model as one graph. Without either the model is eager. Offloaded: FSDP2 over one GPU with
+CPUOffloadPolicy, eager, blocks recomputed in backward, the head's loss in recomputed parts too, and the fastest micro-batch
+that the cap allows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PIECE = 1024
 
 
 class Model(Reference):
-    """The GPT-2 of torch_step.py with a padded vocabulary. pieces: compute the loss piece by piece, each recomputed."""
+    """The GPT-2 of torch_step.py with a padded vocabulary. pieces: compute the loss in parts, each recomputed."""
 
     def __init__(self, config: GPT2Config, *, pieces: bool = False) -> None:
         super().__init__(dataclasses.replace(config, vocab_size=-(-config.vocab_size // 64) * 64))
@@ -51,7 +51,7 @@ class Model(Reference):
         return self.losses(self.ln_f(x).flatten(0, 1), targets.flatten())
 
     def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of rows x (R, d) against targets (R,)."""
+        """Return the mean cross-entropy of rows x (R, d) against targets (R,)."""
         if not self.pieces:
             return head_loss(x, self.wte.weight, targets) / len(targets)
         sums = [checkpoint(head_loss, part, self.wte.weight, wanted, use_reentrant=False)
@@ -64,15 +64,15 @@ def head_loss(x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> t
 
 
 def by_cudnn(place: Place) -> AbstractContextManager[None]:
-    """PyTorch's attention is cuDNN's inside; without a GPU it is the plain one, by the same way."""
+    """Use cuDNN for PyTorch's attention inside the block. Without a GPU the plain attention runs through the same call."""
     manager: AbstractContextManager[None] = sdpa_kernel(SDPBackend.CUDNN_ATTENTION if place.on_gpu else SDPBackend.MATH)
     return manager
 
 
 class InMemory:
-    """Trains a model that fits, eager, or compiled once `compile` was called. precision: "fp32", "tf32" or "bf16".
+    """A training of a model that fits: eager, or compiled after `compile`. precision: "fp32", "tf32" or "bf16".
 
-    cudnn: whether attention is cuDNN's; to be set before `compile`.
+    cudnn: whether attention is cuDNN's; set it before `compile`.
     """
 
     cudnn = False
@@ -89,7 +89,7 @@ class InMemory:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def compile(self, *, whole: bool = False) -> None:
-        """From the next step on, compiled: the model as one graph, or its repeated parts."""
+        """Compile for all later steps: the model as one graph, or its repeated parts."""
         torch.compiler.reset()
         self.run = torch.compile(self.model) if whole else self.model
         if whole:
@@ -109,13 +109,13 @@ class InMemory:
         return float(loss.item())
 
     def step_s(self, size: int, length: int, count: int, warm: int = 3) -> float:
-        """Median seconds of a step on the batch that the engine gets too."""
+        """Return the median seconds of a step on the same batch as the engine's."""
         inputs = inputs_of(self.place, self.config, size, length)
         return median_s(lambda: self.step(*inputs), count, warm)
 
 
 class Offloaded:
-    """Trains a model whose states are in RAM: FSDP2 with CPU offload. Inside `one_process`."""
+    """A training of a model whose states are in RAM: FSDP2 with CPU offload. Use inside `one_process`."""
 
     def __init__(self, place: Place, config: GPT2Config, precision: str) -> None:
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
@@ -125,7 +125,7 @@ class Offloaded:
             model = Model(config, pieces=True)
         model.to_empty(device="cpu")
         with torch.no_grad():
-            for parameter in model.parameters():  # drawn on the GPU: billions of draws on a CPU take minutes
+            for parameter in model.parameters():  # drawn on the GPU, because billions of draws on a CPU take minutes
                 drawn = 0.02 * torch.randn(parameter.shape, device=place.where)
                 parameter.copy_(drawn if parameter.dim() == 2 else 1 + drawn)
         free(place)
@@ -140,7 +140,7 @@ class Offloaded:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, part: int) -> float:
-        """One update from micro-batches of `part` sequences."""
+        """Make one update from micro-batches of `part` sequences."""
         self.optimizer.zero_grad(set_to_none=True)
         total, parts = 0.0, len(tokens) // part
         for some, wanted in zip(tokens.split(part), targets.split(part), strict=True):
@@ -151,7 +151,10 @@ class Offloaded:
         return total
 
     def trial_s(self, length: int, part: int) -> float:
-        """Seconds a sequence in one micro-batch of `part` of them, without an update. OutOfMemoryError spoils the model."""
+        """Return the seconds per sequence of one micro-batch of `part` sequences, without an update.
+
+        OutOfMemoryError spoils the model.
+        """
         tokens, targets = inputs_of(self.place, self.config, part, length)
 
         def run() -> float:
@@ -164,13 +167,13 @@ class Offloaded:
         return seconds
 
     def step_s(self, size: int, length: int, part: int, count: int) -> float:
-        """Median seconds of a step on the batch that the engine gets too."""
+        """Return the median seconds of a step on the same batch as the engine's."""
         inputs = inputs_of(self.place, self.config, size, length)
         return median_s(lambda: self.step(*inputs, part), count, 1)
 
 
 def micro_batches(size: int) -> Iterator[int]:
-    """Sequences of a micro-batch to try, more and more: 1, 4, 16 ... that divide `size`, and `size`."""
+    """Yield the micro-batches to try, in sequences and ascending: 1, 4, 16 ... that divide `size`, and `size`."""
     part = 1
     while part < size:
         if size % part == 0:
@@ -182,9 +185,9 @@ def micro_batches(size: int) -> Iterator[int]:
 def fastest_micro_batch(
     make: Callable[[], Offloaded], place: Place, size: int, length: int
 ) -> tuple[Offloaded, int, bool]:
-    """(a model that is whole, the micro-batch that is fastest a sequence, whether larger ones are out of memory).
+    """Return (a usable model, the micro-batch that is fastest per sequence, whether larger ones run out of memory).
 
-    0 for the micro-batch if not even one sequence fits.
+    The micro-batch is 0 if not even one sequence fits.
     """
     side, found = make(), {0: math.inf}
     full = False
@@ -195,7 +198,7 @@ def fastest_micro_batch(
             if "out of memory" not in str(error).lower():
                 raise
             full = True
-        if full:  # here, where the error holds none of its tensors any more
+        if full:  # outside the except block, where the error no longer keeps tensors alive
             del side
             gc.collect()
             free(place)
@@ -207,7 +210,7 @@ def fastest_micro_batch(
 
 @contextmanager
 def one_process(place: Place) -> Iterator[Callable[[], None]]:
-    """What to call before `Offloaded` is made: it makes a process group of one, the first time."""
+    """Yield a function to call before `Offloaded` is made. Its first call makes a process group of one."""
 
     def join() -> None:
         if dist.is_initialized():
@@ -226,7 +229,7 @@ def one_process(place: Place) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def capped(place: Place, nbytes: int) -> Iterator[None]:
-    """PyTorch may take at most `nbytes` of the device's memory."""
+    """Limit PyTorch to `nbytes` of the device's memory inside the block."""
     if not place.on_gpu:
         yield
         return
@@ -241,7 +244,7 @@ def capped(place: Place, nbytes: int) -> Iterator[None]:
 
 
 def inputs_of(place: Place, config: GPT2Config, size: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Tokens and targets (B, T): those that the engine gets too."""
+    """Return tokens and targets (B, T), the same as the engine's."""
     return tuple(torch.from_numpy(ids).long().to(place.where) for ids in batch(config, size, length))
 
 
@@ -249,9 +252,9 @@ def median_s(step: Callable[[], float], count: int, warm: int) -> float:
     spent = []
     for index in range(warm + count):
         start = time.perf_counter()
-        loss = step()  # reads its loss, so it has ended
+        loss = step()  # it reads its loss, so it has ended
         if index >= warm:
             spent.append(time.perf_counter() - start)
     if loss != loss:
-        raise ArithmeticError("the loss is NaN, so this is no training")
+        raise ArithmeticError("the loss is NaN, so the training does not work")
     return statistics.median(spent)

@@ -1,8 +1,8 @@
-"""Compiles what every part of bench/gpu.sh uses, once, before they are timed: the kernels of GPU and CPU.
+"""Compile the kernels of GPU and CPU that every part of bench/gpu.sh uses, once, before the parts are timed.
 
     python bench/gpu_warm.py [--device cuda:0]
 
-An engine in each precision; prints how long it took to open, and by which libraries attention and biases go.
+Opens an engine in each precision, and prints how long that took and which libraries compute attention and biases.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python bench/open_loop.py PORT RATE SEED
 
-RATE requests a second, after a Poisson process, over connections that take turns; it never waits for an answer before it asks
-again, so a service that stalls meets the requests that its users would have sent meanwhile. A request is a line of JSON, and so
-is an answer, which says when it was `answered`. Ends with its standard input and prints, in one line of JSON, a triple for each
-request: when it was due, when it stood in the socket, and when it was answered, in seconds of the clock of the machine, which
-time.perf_counter shows in every process. Imports nothing but the standard library: it shares the cores with what is measured.
+The client sends RATE requests a second, as a Poisson process, over connections that take turns. It never waits for an answer
+before it asks again, so a service that stalls still gets the requests that its users would have sent meanwhile. A request is a
+line of JSON, and so is an answer, which says when it was `answered`. When its standard input ends, the client prints one line
+of JSON with a triple for each request: when it was due, when it was in the socket, and when it was answered. The times are in
+seconds of the machine's clock, which time.perf_counter shows in every process. It imports only the standard library, because it
+shares the cores with the service that is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from itertools import count
 
 CONNECTIONS = 16
-#: How long answers may still come after the last request, in seconds.
+#: Seconds that answers may still take after the last request.
 PATIENCE_S = 60.0
 
 
@@ -33,7 +34,7 @@ def connect(port: int) -> list[socket.socket]:
 
 
 def ask(sockets: list[socket.socket], rate: float, seed: int, stop: threading.Event) -> list[tuple[float, float]]:
-    """When each request was due, and when it stood in the socket."""
+    """Send requests until `stop`. Returns for each when it was due, and when it was in the socket."""
     chance = random.Random(seed)
     values = [chance.randrange(100) for _ in range(32)]
     asked: list[tuple[float, float]] = []
@@ -49,7 +50,7 @@ def ask(sockets: list[socket.socket], rate: float, seed: int, stop: threading.Ev
 
 
 def hear(sockets: list[socket.socket], answered: dict[int, float]) -> None:
-    """Take answers until every connection is closed. answered: is filled."""
+    """Read answers into `answered` until every connection is closed."""
     text = dict.fromkeys(sockets, b"")
     with selectors.DefaultSelector() as selector:
         for one in sockets:
@@ -72,7 +73,7 @@ def main() -> None:
     hearing.start()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     asked = ask(sockets, rate, seed, stop)
-    for one in sockets:  # the service reads to the end of each, answers, and closes
+    for one in sockets:  # the service reads each to its end, answers, and closes it
         one.shutdown(socket.SHUT_WR)
     hearing.join(PATIENCE_S)
     if len(answered) != len(asked):

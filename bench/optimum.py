@@ -1,16 +1,15 @@
-"""The least bytes that a step can move over a link under a cap: from the program and the cap alone.
+"""The least bytes that a step can move over a link under a cap, from the program and the cap alone.
 
-Shares no code with the engine: no slots, no addresses, no ledger. It allows more than any scheduler can do: a tile may leave in
-part, everything moves within the device for nothing, what is loaded comes at the very moment it is used. It asks that all
-operands of an entry stand on the device at once, that what the host reads has come down, and that what the host writes (an
-operation there, an input before a step or at a mark) is loaded again.
+This file shares no code with the engine: no slots, no addresses, no ledger. It allows more than any scheduler can do: a part of
+a tile may leave, moves within the device are free, and loads arrive at the very moment of use. It requires that all operands of
+an entry are on the device at once, that data the host reads has been downloaded, and that data the host writes (by an
+operation, as an input before a step or at a mark) is loaded again.
 
-Of steps that follow each other for ever some in a row are looked at, before and behind which anything may stand. Bytes are kept
-there from one use to the next or are not; gaps that end in an overwrite or in death want none. Where more would be kept than
-there is room, what is used furthest ahead leaves (MIN), which is the optimum since it may leave in part. The same for
-downloads, where what is kept are bytes that the device has written, up to the last use of them. Each figure is a bound by
-itself: a schedule that reaches one need not reach the other. Of few steps in a row the one for downloads is weaker, by up to a
-cap over their number.
+It looks at several steps in a row out of an endless sequence. Bytes either stay on the device from one use to the next or not;
+gaps that end in an overwrite or in the tile's death need no bytes. Where more bytes would stay than there is room, those used
+furthest ahead leave (MIN), which is the optimum because a part of a tile may leave. Downloads work the same way: the bytes that
+may stay are those that the device has written, up to their last use. Each figure is a bound by itself: a schedule that reaches
+one need not reach the other. For few steps in a row the bound on downloads is weaker, by up to one cap divided by their number.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from asynctile.program.operation import HOST, READ, WRITE
 from asynctile.program.program import Mark, Program
 from asynctile.storage.tile import Tile
 
-#: Steps in a row of which one is the average.
+#: Steps in a row; the result is their average.
 STEPS = 6
-#: By the share of the cap, the most of the least bytes that a step should load under it.
+#: By the cap's share of the states: the most that a step should load, relative to the least bytes.
 MOST = {0.10: 1.40, 0.25: 1.25, 0.50: 1.15}
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Bytes a step, up and down: no step that repeats moves fewer of either."""
+    """Bytes per step, up and down: no repeating step moves fewer of either."""
 
     uploaded_nbytes: int
     downloaded_nbytes: int
 
 
 class Use(NamedTuple):
-    """A use of a tile. position: of its entry, 0 for the first of the steps in a row. by_host: in RAM, not on the device."""
+    """A use of a tile. position: of its entry, 0 for the first of all steps. by_host: in RAM, not on the device."""
 
     position: int
     reads: bool
@@ -48,7 +47,7 @@ class Use(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """Bytes that cost nothing if they stay on the device behind the use at `begin`, up to that at `end`."""
+    """Bytes that cost nothing if they stay on the device after the use at `begin`, up to the use at `end`."""
 
     begin: int
     end: int
@@ -57,28 +56,33 @@ class Stay(NamedTuple):
 
 @dataclass(slots=True)
 class Wanted:
-    """Bytes that are moved in any case, and those that are if they do not stay. room: beside the operands of each entry."""
+    """Bytes that move in any case (forced), and bytes that move unless they stay.
+
+    room: free bytes beside each entry's operands.
+    """
 
     room: list[int]
     forced: int = 0
     stays: list[Stay] = field(default_factory=list)
 
     def nbytes(self) -> int:
-        """The least that is moved."""
+        """Return the least bytes that move."""
         return self.forced + _leaving(self.stays, self.room)
 
 
 def least_bytes(program: Program, cap: int, steps: int = STEPS) -> Least:
-    """For a device with a link and `cap` bytes of memory; ValueError if the operands of one entry are more.
+    """Return the least bytes per step for a device with a link and `cap` bytes of memory.
 
-    On RAM over a file the same numbers are bytes read and written.
+    For RAM above a file the same numbers are bytes read and written. Raises ValueError if the operands of one entry exceed the
+    cap.
     """
     room = [cap - sum(tile.nbytes for tile in set(entry.tiles)) * (entry.device != HOST) for entry in program.entries]
     if min(room) < 0:
         raise ValueError(f"program {program.name}: an entry has operands of {cap - min(room)} bytes, the cap is {cap}")
     up, down = Wanted(room * steps), Wanted(room * steps)
     for tile, uses in _uses(program).items():
-        # With the steps before and behind them, which are not counted: of what lasts from one to the next a part is theirs.
+        # Include the steps before and after, which are not counted: a tile that lasts from one step to the next partly belongs
+        # to them.
         around = range(-1, steps + 1)
         repeated = [use._replace(position=use.position + step * len(program)) for step in around for use in uses]
         _loads(tile, repeated, up)
@@ -87,12 +91,12 @@ def least_bytes(program: Program, cap: int, steps: int = STEPS) -> Least:
 
 
 def most_at(share: float) -> float | None:
-    """The most of the least bytes that a step should load under a cap of that share; None where nothing is said."""
+    """Return the target for loads under a cap of that share, relative to the least bytes; None if there is no target."""
     return MOST[max(known)] if (known := [cap for cap in MOST if cap <= share]) else None
 
 
 def _uses(program: Program) -> dict[Tile, list[Use]]:
-    """Of every tile in a step, in order; the host writes inputs before the first entry and at marks."""
+    """Return the uses of every tile in a step, in order. The host writes inputs before the first entry and at marks."""
     uses: dict[Tile, list[Use]] = defaultdict(list)
     for tile in program.inputs.values():
         uses[tile].append(Use(0, False, True, True))
@@ -107,7 +111,10 @@ def _uses(program: Program) -> dict[Tile, list[Use]]:
 
 
 def _loads(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
-    """Between two uses on the device its bytes stay or are loaded again; behind a write of the host they are, in any case."""
+    """Add a tile's loads. Between two uses on the device its bytes stay or are loaded again.
+
+    After a write by the host they are loaded in any case.
+    """
     before: int | None = None
     for use in uses:
         if use.by_host:
@@ -122,8 +129,11 @@ def _loads(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
 
 
 def _write_backs(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
-    """From a write on the device to the last use of what it wrote the bytes stay or come down; for the host, in any case."""
-    life: list[int] = []  # of bytes that the device has and RAM has not: where they were written, and each use since
+    """Add a tile's write-backs: from a device write to the last use of that data its bytes stay or come down.
+
+    Data that the host reads comes down in any case.
+    """
+    life: list[int] = []  # data that the device has and RAM lacks: where it was written, and each use since
     for use in uses:
         if life and use.reads:
             life.append(use.position)
@@ -137,18 +147,18 @@ def _write_backs(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
 
 
 def _outlive(tile: Tile, life: list[int], wanted: Wanted) -> None:
-    """Bytes that come down unless they stay as long as they are used."""
+    """Add bytes that come down unless they stay until their last use."""
     if not life or life[0] < 0:
         return
     end = min(life[-1], len(wanted.room))
     wanted.stays.append(Stay(life[0], end, tile.nbytes))
     for position in life[1:]:
         if position < end:
-            wanted.room[position] += tile.nbytes  # where it is used it is counted as what stays
+            wanted.room[position] += tile.nbytes  # here the tile counts as a stay, not as an operand
 
 
 def _leaving(stays: list[Stay], room: list[int]) -> int:
-    """The least bytes that must leave so that what stays never takes more than `room`."""
+    """Return the least bytes that must leave so that the stays never take more than `room`."""
     begins, ends = defaultdict[int, list[Stay]](list), defaultdict[int, list[int]](list)
     for stay in stays:
         if stay.end > stay.begin + 1:

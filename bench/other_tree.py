@@ -1,6 +1,7 @@
-"""What the package of another commit calls differently, under the names that benchmarks of this tree use.
+"""Names of another commit's package, mapped to the names that this tree's benchmarks use.
 
-For `--against` (bench/against.py) alone. Goes when nobody compares with a commit before asynctile/ had rooms any more.
+Only for `--against` (bench/against.py). Remove this file when nobody compares with commits from before asynctile/ had
+subpackages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 import sys
 from types import ModuleType
 
-#: Modules that have moved since: their name now, and before.
+#: Modules that have moved: their name now, and their old name.
 MOVED = {
     "asynctile.program.operation": "asynctile.operation",
     "asynctile.program.program": "asynctile.program",
@@ -17,7 +18,7 @@ MOVED = {
 
 
 def add_missing_names() -> None:
-    """Let names of today be found where the package that is imported has them elsewhere; nothing in one of today."""
+    """Make today's names available in a package that has them elsewhere. Changes nothing in a current package."""
     for now, before in MOVED.items():
         if _missing(now):
             sys.modules[now] = importlib.import_module(before)
@@ -25,7 +26,7 @@ def add_missing_names() -> None:
         needs = ModuleType("asynctile.program.needs")
         needs.demand_of = importlib.import_module("asynctile.demand").measure  # type: ignore[attr-defined]
         sys.modules[needs.__name__] = needs
-    if not _missing("asynctile.handle"):  # there a program's tiles are a class of their own
+    if not _missing("asynctile.handle"):  # in that package a program's tiles have a class of their own
         tile = importlib.import_module("asynctile.storage.tile")
         tile.Tile = importlib.import_module("asynctile.handle").Handle  # type: ignore[attr-defined]
     engine = importlib.import_module("asynctile.engine").Engine

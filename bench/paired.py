@@ -1,11 +1,11 @@
-"""Two versions measured in pairs: how much more the new one takes, and within which interval.
+"""Statistics of two versions measured in pairs: how much more the new one takes, with an interval.
 
-Pure numbers. Who measures is bench/against.py.
+Pure numbers; bench/against.py measures.
 
 The interval is the distribution-free one of a median, between two order statistics of the paired differences (the sign test
-turned round: Conover, Practical Nonparametric Statistics, 3rd ed., 3.2; David and Nagaraja, Order Statistics, 3rd ed., 7.1), as
-`scipy.stats.quantile_test` gives it. It asks of the differences only that they are independent: a bootstrap of a median of so
-few values covers less than it says.
+inverted: Conover, Practical Nonparametric Statistics, 3rd ed., 3.2; David and Nagaraja, Order Statistics, 3rd ed., 7.1), as
+`scipy.stats.quantile_test` gives it. It assumes only that the differences are independent. A bootstrap of a median of so few
+values covers less than it claims.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from scipy.stats import quantile_test
 
 CONFIDENCE = 0.95
-#: With fewer pairs no interval covers the median with that confidence: 1 - 2 / 2**5 is 0.94.
+#: With fewer pairs no interval covers the median at that confidence: 1 - 2 / 2**5 is 0.94.
 FEWEST = 6
 
 
@@ -39,19 +39,19 @@ class Bound:
 
 
 def change(values: Sequence[float]) -> Change:
-    """The median of differences with its interval; ValueError for fewer than FEWEST."""
+    """Return the median of differences with its interval. Raises ValueError for fewer than FEWEST values."""
     if len(values) < FEWEST:
         raise ValueError(
-            f"{len(values)} pairs give no interval of {CONFIDENCE:.0%}, which takes at least {FEWEST}; measure more"
+            f"{len(values)} pairs are too few for an interval of {CONFIDENCE:.0%}, which takes at least {FEWEST}; measure more"
         )
     found = quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
     return Change(statistics.median(values), float(found.low), float(found.high))
 
 
 def differences(starts: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
-    """One value a start: how much more the new takes, in the unit measured, and in percent of the old.
+    """Return one value per start: how much more the new version takes, in the unit measured and in percent of the old.
 
-    starts: for each its rounds, old and new, in pairs; the median of their differences stands for the start.
+    starts: for each start its rounds of old and of new, in pairs. The median of their differences stands for the start.
     """
     more, percent = [], []
     for old, new in starts:
@@ -62,7 +62,7 @@ def differences(starts: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tu
 
 
 def verdict(found: Change, bound: Bound | None, unit: str) -> str:
-    """What the interval says of a bound, or without one whether there is a loss."""
+    """Return the interval's verdict on a bound, or without a bound whether it shows a loss."""
     if bound is None:
         return "no loss: " + ("MISSED" if found.low > 0 else "none shown")
     said = "met" if found.high <= bound.most else "MISSED" if found.low > bound.most else "not decided"

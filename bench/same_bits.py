@@ -1,14 +1,14 @@
-"""Does a change of structure leave every bit of a result and every byte that moves as they were?
+"""Does a change of structure keep every bit of the results and every byte that moves?
 
     python bench/same_bits.py record FILE [--tree FOLDER]
     python bench/same_bits.py compare OLD NEW
 
 `record` trains a small ragged model on `cpu`, `emulated` and the CUDA path (over the driver of threads of tests/cuda, where g++
-is) under many caps, prefetch depths, modes and places of the update, with and without a disk, and plans larger ones. It
-keeps for each a checksum of losses, norms, weights and moments, and what each step moved. Under some of them it also generates
-text, saves, loads the checkpoint into another engine and goes on there. --tree: the checkout to measure, such as an older
-commit in a worktree; this one if not given. `compare` lists what differs between two records, and ends with status 1 if
-anything does. Results hold for one machine with the same libraries.
+is installed) under many caps, prefetch depths, modes and places of the update, with and without a disk. It also plans larger
+models. For each case it records a checksum of losses, norms, weights and moments, and the bytes that each step moved. Under
+some cases it also generates text, saves, loads the checkpoint into another engine and continues there. --tree: the checkout to
+measure, such as an older commit in a worktree; this one by default. `compare` lists the differences between two records, and
+ends with status 1 if there are any. Results hold for one machine with the same libraries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 STEPS = 3
-#: Ragged in every direction, sequences cut, groups of heads uneven.
+#: Ragged in every direction: sequences are cut, and groups of heads are uneven.
 MODEL = {"n_layer": 2, "n_head": 5, "n_embd": 40, "block_size": 50, "vocab_size": 101}
 TILE, BATCH, LENGTH, MICRO_BATCHES, NEW_TOKENS = 22, 2, 41, 2, 12
 MOVED = ("uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes")
@@ -45,7 +45,7 @@ PLANNED = (
 
 @dataclass(frozen=True)
 class Case:
-    """One training. device_share, host_share: caps as shares of the states, 0 for the floor, None for none."""
+    """One training. device_share, host_share: caps as shares of the states, 0 for the floor, None for no cap."""
 
     device: str
     device_share: float | None = None
@@ -56,7 +56,7 @@ class Case:
     trainer: dict[str, Any] = field(default_factory=dict)
 
     def name(self) -> str:
-        """What it is called in a record."""
+        """Return the case's name in a record."""
         parts = [self.device, self.precision, f"prefetch {self.prefetch}"]
         for what, share in (("device", self.device_share), ("host", self.host_share)):
             if share is not None:
@@ -66,7 +66,7 @@ class Case:
 
 
 def cases(gpu: bool) -> Iterator[Case]:
-    """What tests/layers/test_equal_bits.py, test_tiers.py and test_cuda.py vary."""
+    """Yield the cases that tests/layers/test_equal_bits.py, test_tiers.py and test_cuda.py vary."""
     modes = [{"recompute": recompute, "clip_norm": clip} for recompute in (True, False) for clip in (None, 1e30, 0.1)]
     yield from (Case("cpu", trainer=mode) for mode in modes)
     yield from (Case("emulated", share, prefetch=depth)
@@ -88,7 +88,7 @@ def cases(gpu: bool) -> Iterator[Case]:
 
 
 def going_on(gpu: bool) -> Iterator[Case]:
-    """Where text is generated and a checkpoint loaded: tests/layers/test_gpt2.py, test_checkpoint.py and test_cuda.py."""
+    """Yield the cases with text and a checkpoint, as in tests/layers/test_gpt2.py, test_checkpoint.py and test_cuda.py."""
     yield from (Case("cpu"), Case("cpu", None, 0.0, True), Case("cpu", None, 0.6, True, 0))
     yield from (Case("emulated"), Case("emulated", 0.0), Case("emulated", 0.25, prefetch=0))
     yield from (Case("emulated", 0.2, 0.3, True, depth) for depth in (0, 2))
@@ -102,7 +102,7 @@ def going_on(gpu: bool) -> Iterator[Case]:
 
 @asynccontextmanager
 async def opened(case: Case, config: Any) -> AsyncIterator[Any]:
-    """The engine of `case` for a model of `config`."""
+    """Open the engine of `case` for a model of `config`."""
     from asynctile import Engine
 
     with tempfile.TemporaryDirectory() as spill:
@@ -124,12 +124,12 @@ async def trainer_on(engine: Any, case: Case, config: Any) -> Any:
 
 
 def batches_of(config: Any) -> np.ndarray:
-    """Tokens and targets of each step: (steps, 2, B, T)."""
+    """Return tokens and targets of each step: (steps, 2, B, T)."""
     return np.random.default_rng(1).integers(0, config.vocab_size, (STEPS, 2, BATCH, LENGTH))
 
 
 def digested(reports: list[Any], checkpoint: Path) -> Any:
-    """A checksum of losses and norms, and of the weights and moments of a checkpoint."""
+    """Return a checksum of losses and norms, and of the weights and moments of a checkpoint."""
     digest = hashlib.sha256(repr([(report.loss, report.grad_norm) for report in reports]).encode())
     for file in ("model.safetensors", "optimizer.safetensors"):
         for name, tensor in sorted(load_file(checkpoint / file).items()):
@@ -138,7 +138,7 @@ def digested(reports: list[Any], checkpoint: Path) -> Any:
 
 
 async def trained(case: Case) -> dict[str, Any]:
-    """Train by `case`: the checksum of what came out, and what each step moved."""
+    """Train by `case`. Returns the checksum of the results, and the bytes that each step moved."""
     from asynctile.layers import GPT2Config
 
     config = GPT2Config(**MODEL)
@@ -154,7 +154,10 @@ async def trained(case: Case) -> dict[str, Any]:
 
 
 async def gone_on(case: Case) -> dict[str, Any]:
-    """A step, text, a checkpoint loaded by another engine, text and a step there: the checksum, and what each moved."""
+    """Make a step, text and a checkpoint, then load it in another engine and make text and a step there.
+
+    Returns the checksum, and the bytes that each part moved.
+    """
     from asynctile.layers import GPT2Config, Trainer
 
     config = GPT2Config(**MODEL)
@@ -183,14 +186,14 @@ async def gone_on(case: Case) -> dict[str, Any]:
 
 
 async def text(model: Any, tokens: np.ndarray) -> bytes:
-    """The logits and the loss of tokens (B, T), and what follows their first line past the end of the window."""
+    """Return the bytes of the logits and the loss of tokens (B, T), and of text generated past the end of the window."""
     drawn = [token async for token in model.generate(tokens[0], max_new_tokens=NEW_TOKENS, seed=3)]
     return (await model.logits(tokens)).tobytes() + repr((await model.loss(tokens, tokens), drawn)).encode()
 
 
 @contextmanager
 def counted(engine: Any, moved: dict[str, list[int]], what: str) -> Iterator[None]:
-    """Put the bytes that move meanwhile into moved[what]."""
+    """Store the bytes that move inside the block in moved[what]."""
     before = engine.statistics()
     yield
     after = engine.statistics()
@@ -198,7 +201,7 @@ def counted(engine: Any, moved: dict[str, list[int]], what: str) -> Iterator[Non
 
 
 async def floor(config: Any, options: dict[str, Any]) -> int:
-    """The floor that an engine with a cap of one byte names."""
+    """Return the floor that an engine with a cap of one byte reports."""
     from asynctile import BudgetError, Engine
     from asynctile.layers import GPT2
 
@@ -211,7 +214,7 @@ async def floor(config: Any, options: dict[str, Any]) -> int:
 
 
 def planned() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Plans of models that are not trained here."""
+    """Yield the plans of models that are not trained here."""
     from asynctile.layers import GPT2Config
 
     first = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=256)
@@ -230,7 +233,7 @@ def planned() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def plan_of(config: Any, work: dict[str, Any], machine: dict[str, Any]) -> Any:
-    """The plan by the tree that is measured: older ones take every setting by name."""
+    """Plan with the tree that is measured. Older trees take every setting by name."""
     from asynctile.layers.plan import plan_step
 
     if "machine" not in inspect.signature(plan_step).parameters:
@@ -241,7 +244,7 @@ def plan_of(config: Any, work: dict[str, Any], machine: dict[str, Any]) -> Any:
 
 
 def soft_gpu() -> bool:
-    """Let `cuda:0` be the driver of threads of the tree that is measured; False where there is no g++."""
+    """Make `cuda:0` the driver of threads of the tree that is measured. Returns False where there is no g++."""
     import asynctile.device
     from tests.cuda.driver import SoftDriver
 
@@ -250,7 +253,7 @@ def soft_gpu() -> bool:
 
 
 async def record(file: Path) -> None:
-    """Write what all cases give to `file`, as JSON."""
+    """Write the results of all cases to `file`, as JSON."""
     found, gpu = {}, soft_gpu()
     told = [(case.name(), trained, case) for case in cases(gpu)]
     told += [(f"{case.name()}, text and a checkpoint", gone_on, case) for case in going_on(gpu)]
@@ -262,7 +265,7 @@ async def record(file: Path) -> None:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """A line for each case that is not in both, and for each value that differs."""
+    """Yield a line for each case that is not in both records, and for each value that differs."""
     for name in sorted(old.keys() ^ new.keys()):
         yield f"{name}: only in the {'old' if name in old else 'new'} record"
     for name in sorted(old.keys() & new.keys()):
@@ -272,7 +275,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    """The exit status: 1 if two records differ."""
+    """Run the command, and return the exit status: 1 if two records differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="measure a tree")

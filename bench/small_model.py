@@ -1,6 +1,6 @@
-"""The model of `make train` where it is measured: its shape, what `asynctile train` makes of it, and its batches.
+"""The model of `make train` for measurements: its shape, its options and its batches.
 
-bench_small.py asks how fast it is, bench_ticker.py what a caller's loop notices of it.
+bench_small.py measures its speed, bench_ticker.py its effect on a caller's event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asynctile.layers.data import Batches, TextSource
 from asynctile.layers.tokenizer import ByteTokenizer
 from asynctile.storage.sizes import format_size
 
-#: What `make train` types, and where else the same is trained.
+#: The options of `make train`, and the other places where the same model trains.
 TYPED: dict[str, Any] = {"lr": 2e-3, "steps": 2500}
 CAP = 4 << 20
 CPU, CAPPED, RESIDENT = "cpu", f"emulated, {format_size(CAP)}", "emulated, all resident"
@@ -41,12 +41,12 @@ def text() -> NDArray[np.uint8]:
 
 
 def batches() -> Batches:
-    """Those of `asynctile train` without --data and --tokenizer, from the first."""
+    """Return the batches of `asynctile train` without --data and --tokenizer, from the first."""
     return Batches(text(), OPTIONS.batch_size, LENGTH, OPTIONS.seed)
 
 
 async def open_trainer(stack: AsyncExitStack, place: str) -> Trainer:
-    """On an engine of its own, of the same first weights everywhere."""
+    """Open a trainer on an engine of its own, with the same first weights everywhere."""
     options = PLACES[place]
     engine = await stack.enter_async_context(engine_of(options))
     return new_trainer(options, await open_model(engine, options, SHAPE))

@@ -1,4 +1,4 @@
-"""Texts that a server writes, and when each of their tokens came; and the least time that one step of all of them takes.
+"""Texts that a server writes, with the time of each token, and the least time of one step for all of them.
 
 For bench_context.py, bench_generate.py and bench_tokens.py.
 """
@@ -22,12 +22,12 @@ HOW = {"greedy": GREEDY, "top_k 50": TOP_K}
 
 
 def prompts(config: GPT2Config, count: int, length: int) -> NDArray[np.int64]:
-    """Random tokens (count, length)."""
+    """Return random tokens (count, length)."""
     return np.random.default_rng(2).integers(0, config.vocab_size, (count, length))
 
 
 async def write(server: Any, prompt: Any, count: int, **how: Any) -> tuple[list[int], list[float]]:
-    """`count` tokens behind `prompt` (T,): their ids, and when each came, by time.perf_counter."""
+    """Write `count` tokens after `prompt` (T,). Returns their ids, and when each came, by time.perf_counter."""
     ids, times = [], []
     async for token in server.generate(prompt, max_new_tokens=count, **how):
         ids.append(token.id)
@@ -38,15 +38,17 @@ async def write(server: Any, prompt: Any, count: int, **how: Any) -> tuple[list[
 
 @numba.njit(nogil=True)
 def _total(values):  # type: ignore[no-untyped-def]
-    total = np.int64(0)  # whose sums may be taken in any order, so in vectors
+    total = np.int64(0)  # integer sums may be reordered, so the loop vectorizes
     for index in range(values.size):
         total += values[index]
     return total
 
 
 def read_rate(nbytes: int, seconds: float = 0.5) -> float:
-    """Bytes a second that all cores read together, again and again from arrays of `nbytes` in all: from RAM if no cache holds
-    them."""
+    """Return the bytes a second that all cores read together, repeatedly, from arrays of `nbytes` in all.
+
+    The arrays come from RAM unless a cache holds them.
+    """
     parts = [np.ones(max(1, nbytes // 8 // CORES), np.int64) for _ in range(CORES)]
     _total(parts[0])
     rates = [0.0] * CORES
@@ -70,10 +72,10 @@ def read_rate(nbytes: int, seconds: float = 0.5) -> float:
 
 
 def weights_nbytes(config: GPT2Config) -> int:
-    """Of the weights that a token meets: all but the rows of the position embedding."""
+    """Return the bytes of the weights that a token uses: all but the rows of the position embedding."""
     return 4 * (config.parameter_count - config.block_size * config.n_embd)
 
 
 def cache_nbytes(config: GPT2Config, context: int) -> int:
-    """Of the keys and values of `context` tokens in all layers."""
+    """Return the bytes of the keys and values of `context` tokens in all layers."""
     return 4 * 2 * config.n_layer * config.n_embd * context

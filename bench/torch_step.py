@@ -1,5 +1,6 @@
-"""The same GPT-2 in PyTorch float32, which bench_step.py, bench_small.py and bench_nanogpt.py measure asynctile against;
-gpu_torch.py takes its blocks; and PyTorch's GEMM rate.
+"""The same GPT-2 in PyTorch float32, the reference of bench_step.py, bench_small.py and bench_nanogpt.py.
+
+gpu_torch.py uses its blocks. Also measures PyTorch's GEMM rate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from asynctile.layers.data import IGNORED
 
 torch = library("torch")
 nn, functional = torch.nn, torch.nn.functional
-#: Linear layers of a block by their Hugging Face names, which hold the transposed weights, and here.
+#: Linear layers of a block: their Hugging Face names, which hold the transposed weights, and their names here.
 LINEAR = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
 
 
@@ -63,7 +64,7 @@ class Reference(nn.Module):
 
 
     def load(self, weights: Mapping[str, Any]) -> None:
-        """Take arrays by their Hugging Face names."""
+        """Load arrays by their Hugging Face names."""
         found = {}
         for name, value in weights.items():
             own = name.removeprefix("transformer.")
@@ -76,7 +77,7 @@ class Reference(nn.Module):
 
 def one_step(run: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, targets: torch.Tensor,
              clip_norm: float | None = None) -> float:
-    """The loss, after an update. run: the model, or what it was compiled to."""
+    """Make one update and return the loss. run: the model, or its compiled form."""
     optimizer.zero_grad(set_to_none=True)
     loss = run(tokens, targets)
     loss.backward()
@@ -87,7 +88,7 @@ def one_step(run: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, t
 
 
 class TorchTraining(Iterator[float]):
-    """The loss of each step on `batches`, from these weights and by these settings."""
+    """The loss of each step on `batches`, starting from these weights, with these settings."""
 
     def __init__(self, config: GPT2Config, weights: Mapping[str, Any], settings: AdamW, batches: Iterable[Any], *,
                  compiled: bool, clip_norm: float | None = None) -> None:
@@ -110,7 +111,7 @@ class TorchTraining(Iterator[float]):
         return one_step(self._run, self._optimizer, *map(torch.from_numpy, batch), clip_norm=self._clip_norm)
 
     def evaluate(self, batches: Iterable[Any]) -> float:
-        """The mean loss over the targets of batches that are not ignored; nothing is updated."""
+        """Return the mean loss over all targets that are not ignored. Updates nothing."""
         total = count = 0.0
         with torch.no_grad():
             for tokens, targets in batches:
@@ -121,7 +122,7 @@ class TorchTraining(Iterator[float]):
 
 
 def torch_side(config: GPT2Config, tokens: Any, targets: Any, count: int, *, compiled: bool) -> Side:
-    """A side for `alternate`: seconds a step, over `count` steps."""
+    """Return a side for `alternate` that measures seconds per step, over `count` steps."""
     torch.manual_seed(1)
     model = Reference(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -1,4 +1,4 @@
-"""What is asked of a GPU's driver for graphs: how many are captured and launched, and how long the calls take.
+"""A count of the graph calls to a GPU's driver: how many graphs are captured and launched, and how long the calls take.
 
 For bench_replay.py, where the driver does nothing, and gpu_replay.py.
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class WatchedGraphs:
-    """Of a driver, from now on. clock: what its calls are measured by.
+    """A watch on a driver's graphs from now on. clock: measures its calls.
 
-    captured: how many graphs. capture_s: seconds from the begin of a capture to its end, of all; instantiate_s: of them in
-    the last call, which makes what can be launched. launched: each launch, the graph and the seconds in the call.
-    taken_nbytes: of device memory asked for by `malloc` and not given back.
+    captured: number of graphs. capture_s: seconds from the begin of each capture to its end, in all; instantiate_s: the part of
+    them in the last call, which makes the graph ready to launch. launched: each launch, as the graph and the seconds in the
+    call. taken_nbytes: device memory that `malloc` gave and `free` has not taken back.
     """
 
     def __init__(self, driver: Any, clock: Callable[[], float] = time.perf_counter) -> None:

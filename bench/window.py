@@ -1,4 +1,4 @@
-"""Trainings that go on for a while, each at its own pace, and how many steps each does in a window of time.
+"""Trainings that run for a while, each at its own pace, and the number of steps each makes in a window of time.
 
 For bench_shares.py and bench_tokens.py.
 """
@@ -23,20 +23,20 @@ class Steps:
         self._inputs = inputs
 
     async def run(self, stop: asyncio.Event) -> None:
-        """One after another, at least two and to the end of the one in which `stop` is set."""
+        """Make one step after another, at least two, until the step in which `stop` is set has ended."""
         self.ends = [time.perf_counter()]
         while not stop.is_set() or len(self.ends) < 3:
             await self.trainer.step(*self._inputs)
             self.ends.append(time.perf_counter())
 
     def rate(self, begin: float, end: float) -> float:
-        """Steps a second from `begin` to `end`; of a step that reaches beyond either, the part in between counts."""
+        """Return steps a second from `begin` to `end`. Of a step that crosses a limit, only the part inside counts."""
         done = np.interp((begin, end), self.ends, range(len(self.ends)))
         return float((done[1] - done[0]) / (end - begin))
 
 
 async def rates(trainings: list[Steps], seconds: float) -> list[float]:
-    """Steps a second of each, all at the same time."""
+    """Return steps a second of each training, all at the same time."""
     stop = asyncio.Event()
     begin = time.perf_counter()
     tasks = [asyncio.create_task(training.run(stop)) for training in trainings]

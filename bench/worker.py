@@ -1,10 +1,11 @@
-"""The process in which bench/against.py measures one tree: its package, this tree's benchmark.
+"""The process in which bench/against.py measures one tree: the package of the tree, with this tree's benchmark.
 
     PYTHONPATH=TREE python bench/worker.py BENCH OPTIONS
 
-Opens the sides that `opened(OPTIONS)` of the module BENCH yields (OPTIONS: JSON), then measures one for each line that comes on
-its standard input, a JSON string with the name, and answers in a line of JSON. Between two it waits for the pipe and uses no
-CPU; how much it used all the same stands in the answer. It ends with its input. What else is printed goes to the error output.
+Opens the sides that `opened(OPTIONS)` of the module BENCH yields (OPTIONS: JSON). Each line on standard input is a JSON string
+with the name of a side: the process measures it and answers with a line of JSON. Between lines it waits for the pipe and uses
+no CPU; the answer includes the CPU time that it used all the same. It ends with its input. All other output goes to standard
+error.
 """
 
 from __future__ import annotations

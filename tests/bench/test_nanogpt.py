@@ -79,4 +79,4 @@ def test_what_gives_no_interval_is_refused() -> None:
     for words in (("--pieces", "6"), ("--settings", "middle")):
         done = run(sys.executable, "bench/bench_nanogpt.py", *words)
         assert done.returncode == 1
-        assert done.stderr == "name at least --pieces 7, for an interval, and --settings of small, large\n"
+        assert done.stderr == "give at least --pieces 7, for an interval, and --settings from small, large\n"

@@ -30,7 +30,7 @@ def test_the_interval_lies_between_the_order_statistics_that_tables_of_the_sign_
 
 
 def test_too_few_pairs_give_no_interval(paired: Any) -> None:
-    with pytest.raises(ValueError, match="5 pairs give no interval of 95%, which takes at least 6; measure more"):
+    with pytest.raises(ValueError, match="5 pairs are too few for an interval of 95%, which takes at least 6; measure more"):
         paired.change([1.0] * 5)
 
 
