@@ -134,7 +134,7 @@ class Device(Protocol):
         self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
         after: StreamEvents = (),
     ) -> StreamEvent:
-        """Run the same kernel on the CPU, on host arrays, while the device runs other work. The bits are those of every CPU."""
+        """Run the same kernel on the CPU, on host arrays, while the device runs other work. Every CPU gives the same bits."""
 
     def upload(
         self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
