@@ -262,7 +262,7 @@ def test_a_link_takes_the_time_that_its_rate_says_the_copying_included(late, mon
     [
         ("gpu", None, DeviceError, "unknown device 'gpu': expected"),
         ("cuda:x", None, DeviceError, "unknown device 'cuda:x'"),
-        ("cpu", 5, ValueError, "link_rate is for device='emulated'"),
+        ("cpu", 5, ValueError, "link_rate works only with device='emulated'"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_in_one_sentence(name, rate, error, says):

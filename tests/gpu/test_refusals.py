@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_a_cap_beyond_the_memory_names_what_there_is() -> None:
-    with pytest.raises(BudgetError, match=r"lower device_memory of 64\.00 TiB") as caught:
+    with pytest.raises(BudgetError, match=r"lower device_memory \(now 64\.00 TiB\)") as caught:
         Engine(NAME, device_memory=1 << 46)
     assert "\n" not in str(caught.value)
     assert 0 < caught.value.floor < 1 << 46
