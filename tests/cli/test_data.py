@@ -37,7 +37,7 @@ def ids(tmp_path: Path) -> Path:
 def test_a_field_of_lines_of_json_is_trained_on_and_remembered(train: Program, lines: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("--data", lines, "--out", run, "--steps", 1)
-    refused(train(*words), f"{lines}, line 1, has no field 'text', it has 'body', 'id'", "--text-field")
+    refused(train(*words), f"{lines}, line 1, has no field 'text' (it has 'body', 'id')", "--text-field")
     assert not run.exists()
     assert train(*words, "--text-field", "body")[0] == 0
     text = ByteTokenizer().decode(open_tokens(run / "tokens")[:])
