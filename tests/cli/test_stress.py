@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynctile.cli.stress import conductor, kill
+from asynctile.cli.stress import conductor, kill, lives
 from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.finding import KINDS, Finding, expect_bytes
 from asynctile.cli.stress.inputs import scenario as inputs
@@ -29,6 +29,7 @@ from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.settings import SCENARIOS, StressSettings
 from asynctile.cli.stress.thrash import least_loads
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
+from asynctile.errors import BudgetError
 from asynctile.ops import gelu
 from asynctile.program.operation import UPDATE, WRITE
 from asynctile.storage.tile import Tile
@@ -114,6 +115,23 @@ def test_a_folder_that_cannot_be_written(program: Program, tmp_path: Path) -> No
     refused(program("stress", "--spill", locked), "locked", command="stress")
 
 
+def test_a_failed_round_names_every_error_of_a_group(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(round: Round) -> bool:
+        raise ExceptionGroup("two", [ValueError("one reason"), ExceptionGroup("inner", [KeyError("another")])])
+
+    monkeypatch.setitem(conductor._PLAYS, "random", play)
+    status, out, _ = stress(program, tmp_path, "--scenario", "random", "--rounds", 1)
+    assert status == 1 and "ValueError: one reason" in out and "KeyError: 'another'" in out
+
+
+@pytest.mark.parametrize("others", [[], [ValueError("a bug")]])
+async def test_a_refusal_in_a_group_of_tasks_counts_as_one_unless_something_else_failed(others: list[Exception]) -> None:
+    refusal = ExceptionGroup("tasks", [BudgetError("too little", floor=1), *others])
+    assert lives._is_refusal(refusal) is not bool(others)
+
+
 def test_a_failed_round_is_told_with_the_seed_that_draws_it_again(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +214,7 @@ def test_a_round_that_hangs_where_no_watchdog_looks(tmp_path: Path) -> None:
     code = """
 import asyncio, sys
 from asynctile.cli import main
-from asynctile.cli.stress import conductor, kill
+from asynctile.cli.stress import conductor, kill, lives
 from asynctile.cli.stress.disturb import Landed
 async def play(round):
     while True:

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -162,7 +163,7 @@ class Conductor:
         except StalledError as error:
             self._fail(round.scenario, round.seed, Finding("hung", str(error)))
         except Exception as error:
-            self._fail(round.scenario, round.seed, Finding("failed", f"{type(error).__name__}: {error}"))
+            self._fail(round.scenario, round.seed, Finding("failed", _in_words(error)))
         else:
             if not counts:
                 self.tally.void += 1
@@ -196,3 +197,12 @@ class Conductor:
             self._over.add(name)
         self.tally.lost_bytes += finding.nbytes
         self.tally.failures.append(Failure(name, seed, finding.kind, " ".join(str(finding).split())))
+
+
+def _in_words(error: BaseException) -> str:
+    """Return what an error says and where it was raised; of a group what each of its errors says."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_in_words(one) for one in error.exceptions)
+    *_, frame = traceback.extract_tb(error.__traceback__) or (None,)
+    where = "" if frame is None else f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"{type(error).__name__}: {error}{where}"

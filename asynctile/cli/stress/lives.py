@@ -97,8 +97,8 @@ class Disturber:
         reached, began_s = Reached(how.at), loop.time()
         try:
             landed = await disturbed(self.calls.all[name], how, reached)
-        except BudgetError:
-            if not may_be_refused:
+        except (BudgetError, ExceptionGroup) as error:
+            if not (may_be_refused and _is_refusal(error)):
                 raise
             return "refused"
         if landed in (Landed.AFTER, Landed.NEVER):
@@ -106,6 +106,11 @@ class Disturber:
         self._awaits[name] = max(awaits, reached.awaits)
         self._round.tally.disturb(name, how.how, landed, self._place.kind)
         return f"{how.how}, {landed}"
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether an error, or every error of a group, is a BudgetError."""
+    return isinstance(error, BudgetError) or (isinstance(error, ExceptionGroup) and error.split(BudgetError)[1] is None)
 
 
 async def play_calls(round: Round) -> None:
