@@ -1,7 +1,7 @@
-"""asynctile: trains a GPT-2 larger than its device's memory, inside an asyncio program.
+"""asynctile trains a GPT-2 that is larger than the memory of its device, inside an asyncio program.
 
-A step is a schedule, and each of its entries, an operation or a move of a tile, is a coroutine that awaits the futures of the
-entries that it names. Compiled workers play what repeats.
+A step is a schedule of operations and moves of tiles. Each entry is a coroutine that awaits the futures of the entries that it
+depends on. Compiled workers play schedules that repeat.
 """
 
 from asynctile.starting import ended_by_ctrl_c as _ended_by_ctrl_c

@@ -1,4 +1,4 @@
-"""`python -m asynctile` is the program `asynctile`; all of it is in asynctile/cli."""
+"""`python -m asynctile` runs the program `asynctile`, which is in asynctile/cli."""
 
 import sys
 

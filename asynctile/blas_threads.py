@@ -1,7 +1,7 @@
 """One BLAS thread for as long as any engine of the process is open.
 
-A product split among threads is added up in another order, and two engines that open and close in turn must not give
-each other more threads. So the limit is set by the first and undone by the last.
+A product that is split among threads is summed in another order, which changes bits. Two engines that open and close in turn
+must not give each other more threads, so the first engine sets the limit and the last one undoes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _limits: Any = None
 
 
 def hold_one_thread() -> None:
-    """Limit BLAS libraries to one thread each, until `let_go` was called as often as this."""
+    """Limit BLAS libraries to one thread each, until `let_go` has been called as often as this."""
     global _holders, _limits
     with _lock:
         if _limits is None:
@@ -37,12 +37,12 @@ def let_go() -> None:
 
 
 def holders() -> int:
-    """How many hold the limit now."""
+    """Return how many engines hold the limit now."""
     return _holders
 
 
 def _start_anew() -> None:
-    """In a forked child no engine is open. What the first one there finds to undo is what its parent would have undone."""
+    """Reset the count in a forked child, where no engine is open. The limit stays, so the child's last engine undoes it."""
     global _lock, _holders
     _lock, _holders = threading.Lock(), 0
 

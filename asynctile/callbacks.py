@@ -1,7 +1,7 @@
-"""What a program of one's own is told of a run of `asynctile train`: `Callback`, the run that it is told of, and who calls.
+"""Callbacks: how a run of `asynctile train` tells other programs about its steps, validations and checkpoints.
 
-Covers `Callback` and `Run`, which others write against, and `Callbacks`, by which session.py tells those of a run. How they are
-named on a command line is cli/options.py. Who trains with a Trainer of their own needs none of it: `Trainer.run` gives reports.
+Covers `Callback` and `Run`, the interface for users, and `Callbacks`, through which cli/session.py calls them. cli/options.py
+says how they are named on a command line. A program with a Trainer of its own needs no callbacks: `Trainer.run` yields reports.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ __all__ = ["Callback", "Callbacks", "Run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The run that begins, or goes on. folder: its own. options, config: as run.json and the model's config.json have them.
-    parameters: of the model, a count. steps: of the whole run. first_step: number of the step that comes next, 1 in a new run.
+    """The run that begins or goes on.
+
+    folder: of the run. options, config: the contents of its run.json and of the model's config.json. parameters: the number of
+    parameters of the model. steps: of the whole run. first_step: the number of the next step, 1 in a new run.
     """
 
     folder: Path
@@ -40,37 +42,37 @@ class Run:
 
 
 class Callback:
-    """Write over what is wanted; here every method does nothing.
+    """The methods that a run calls. Override those that you need; here every one does nothing.
 
-    All are plain functions, called one after another in one thread that is not the event loop's. The run waits until a call is
-    back, so what is told lasts no longer than the run, and slow work belongs into a thread of one's own. An exception ends the
-    run as a step that fails does, with a sentence that names the callback.
+    They are plain functions, called one after another in one thread, which is not the event loop's. The run waits until a call
+    returns, so slow work belongs in a thread of your own. An exception ends the run as a failed step does, with a message that
+    names the callback.
     """
 
     def begin(self, run: Run) -> None:
-        """Before the first step and the first validation."""
+        """Called before the first step and the first validation."""
 
     def step(self, report: StepReport) -> None:
-        """Behind each step, also one that was skipped. Steps behind the checkpoint that a run goes on from come again."""
+        """Called after each step, skipped ones included. A resumed run repeats the steps after its checkpoint."""
 
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        """Behind a validation. step: of the model it was made with, 0 before the first."""
+        """Called after a validation. step: the steps that the model had done, 0 before the first."""
 
     def saved(self, step: int, path: Path) -> None:
-        """The checkpoint of a step is whole, in the folder `path`; or the best model so far, in `checkpoints/best`."""
+        """Called when the folder `path` is whole: a checkpoint of a step, or the best model so far in `checkpoints/best`."""
 
     def end(self, status: str) -> None:
-        """The last call, also if another callback or the run failed. status: "finished", "stopped" (may go on) or "failed"."""
+        """Called last, also if the run or another callback failed. status: "finished", "stopped" (can resume) or "failed"."""
 
 
 class Callbacks:
-    """Those of a run. Without any nothing is awaited, and a step costs what it did. AsynctileError if one raised."""
+    """The callbacks of a run. A call raises AsynctileError if a callback raised. Without callbacks nothing is awaited."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
-        #: whose `begin` was called, and who must be told of the end
+        #: the callbacks whose `begin` was called, which must hear of the end
         self._begun: list[Callback] = []
-        self._thread = ThreadPoolExecutor(1, "callbacks")  # it has no thread before the first call
+        self._thread = ThreadPoolExecutor(1, "callbacks")  # starts its thread at the first call
 
     async def begin(self, run: Run) -> None:
         for callback in self._callbacks:
@@ -90,7 +92,7 @@ class Callbacks:
             await self._call(callback, f"at the checkpoint of step {step}", callback.saved, step, path)
 
     async def end(self, status: str) -> None:
-        """Tell all that were told of the begin, whichever of them fails; a second time nobody."""
+        """Call `end` of every callback whose `begin` was called, even if one fails. A second time this does nothing."""
         begun, self._begun = self._begun, []
         failed = []
         for callback in begun:
@@ -103,7 +105,7 @@ class Callbacks:
             raise failed[0]
 
     async def _call(self, callback: Callback, when: str, method: Callable[..., None], *told: Any) -> None:
-        """To its end also if cancelled: the next call must not meet it."""
+        """Call one method, to its end even if cancelled: the next call must not run beside it."""
         error = await finish(asyncio.get_running_loop().run_in_executor(self._thread, _error_of, method, told))
         if error is not None:
             kind, frames = type(callback), traceback.extract_tb(error.__traceback__)
@@ -116,7 +118,7 @@ class Callbacks:
 
 
 def _error_of(method: Callable[..., None], told: Sequence[Any]) -> BaseException | None:
-    """What a call raised, as a value: no future takes a StopIteration, and a SystemExit would end the loop beside its tasks."""
+    """Return what a call raised: no future takes a StopIteration, and a SystemExit would end the loop before its tasks."""
     try:
         method(*told)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The errors of the public face; defined in asynctile/storage/errors.py so that storage can raise them too."""
+"""The public errors. They are defined in asynctile/storage/errors.py, so that storage can raise them too."""
 
 from asynctile.storage.errors import (
     AsynctileError,

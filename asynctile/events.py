@@ -1,14 +1,14 @@
-"""What an engine tells its readers: frozen dataclasses, each with the share that it is of and the time.
+"""The events of an engine: frozen dataclasses, each with the name of its share and the time.
 
-`async for event in engine.events()` gives them (asynctile/hub.py); where each is told is where it happens. Told are things that
-somebody may want to act on or to count, never single operations. Counters to be read at leisure are `engine.statistics()`.
+`async for event in engine.events()` yields them (asynctile/hub.py). Events are things to act on or to count, never single
+operations; the code where a thing happens tells it. `engine.statistics()` has the counters.
 
     Opening Opened Closing              the engine, its kernels
     StepDone DataEnded                  a training
     SaveBegun SaveDone SaveFailed       checkpoints and saved models
-    Fault Pressure Waiting              what went wrong, what is nearly full, who waits for long
+    Fault Pressure Waiting              failures, caps that are nearly used up, long waits
     RequestBegun FirstToken RequestDone a request for generated text
-    TextsWait                           texts that wait for steps, though they need not
+    TextsWait                           texts that wait for training steps, though they need not
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ __all__ = [
     "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED", "CANCELLED", "FAILED",
 ]  # fmt: skip
 
-#: Fault.kind: a transfer to or from the spill file that went well after all, or whose bytes did.
+#: Values of Fault.kind. A transfer to or from the spill file was repeated, or its bytes were repaired.
 RETRY: Final = "retry"
 REPAIR: Final = "repair"
-#: An operation failed, and with it the run of which it was.
+#: An operation failed, and with it the run that it belongs to.
 OPERATION: Final = "operation"
-#: Nothing has moved for as long as the watchdog waits.
+#: Nothing has moved for the watchdog's time.
 STALL: Final = "stall"
-#: A model's weights are of no single step any more.
+#: The weights of a model belong to no single step any more.
 TORN: Final = "torn"
-#: A step whose loss or gradient was not finite has changed nothing.
+#: A step changed nothing because its loss or gradient was not finite.
 SKIPPED: Final = "skipped"
 
-#: RequestDone.reason beside the reasons of a Token: nobody reads it any more; it ended with an error.
+#: Values of RequestDone.reason besides those of Token.finish_reason: its reader has gone; it ended with an error.
 CANCELLED: Final = "cancelled"
 FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """share: the name of the share that it is of, "engine" for the engine's own part.
+    """What all events have. share: the name of the event's share, "engine" for the engine's own.
 
-    at: when it was told, seconds since the epoch (time.time). dropped: events between the one that this reader had before and
-    this one that it did not get, since it was too slow for its limit.
+    at: when it was told, in seconds since the epoch (time.time). dropped: the number of events just before this one that the
+    reader lost because it was more than its limit behind.
     """
 
     share: str
@@ -55,7 +55,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening(Event):
-    """A kernel is about to be compiled, or the last one has been: `ready` of `total` are there. As Engine(report=...) tells."""
+    """A kernel is about to be compiled, or the last one was: `ready` of `total` are done. The same as Engine(report=...)."""
 
     kernel: str
     ready: int
@@ -64,7 +64,7 @@ class Opening(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Event):
-    """The engine is open. Its device, and caps in bytes: None where there is none. seconds: that this took."""
+    """The engine is open, on this device, under these caps in bytes (None: no cap). seconds: how long opening took."""
 
     device: str
     device_memory_bytes: int | None
@@ -75,14 +75,14 @@ class Opened(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing(Event):
-    """Closing has begun; when it is over, the iteration ends."""
+    """Closing has begun. The reader ends when it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone(Event):
-    """A training step is over. model: its name. The rest is as in StepReport: nats, seconds (stall_s may be nan), bytes.
+    """A training step is over. model: its name. The other fields are those of StepReport: nats, seconds, bytes.
 
-    skipped: its loss or gradient was not finite and nothing was updated (a Fault tells that as well).
+    stall_s may be nan. skipped: nothing was updated because the loss or a gradient was not finite (a Fault says so too).
     """
 
     model: str
@@ -103,7 +103,7 @@ class StepDone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataEnded(Event):
-    """The batches of `trainer.run(batches, steps=asked)` have ended after `steps` of them, which were made or skipped."""
+    """The batches of `trainer.run(batches, steps=asked)` ended after `steps` steps, skipped ones included."""
 
     model: str
     steps: int
@@ -112,7 +112,7 @@ class DataEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveBegun(Event):
-    """Files of a model are being written, to be put in place as the folder `path`. behind: while its training goes on."""
+    """Writing the folder `path` of a model has begun. behind: whether its training goes on meanwhile."""
 
     model: str
     path: str
@@ -132,7 +132,7 @@ class SaveDone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed(Event):
-    """What was saved at `path` before is as it was. error: why, in a sentence; a save that was cancelled says so."""
+    """A save failed; an older folder at `path` is untouched. error: the cause in a sentence, also for a cancelled save."""
 
     model: str
     path: str
@@ -145,7 +145,7 @@ class SaveFailed(Event):
 class Fault(Event):
     """Something went wrong. kind: RETRY, REPAIR, OPERATION, STALL, TORN or SKIPPED. text: a sentence for people.
 
-    Work goes on behind RETRY, REPAIR and SKIPPED; the others are raised as errors to whoever awaits what failed.
+    After RETRY, REPAIR and SKIPPED work goes on. The other kinds are also raised as errors where the failed work is awaited.
     """
 
     kind: str
@@ -154,9 +154,9 @@ class Fault(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure(Event):
-    """A cap is nearly used up. tier: the argument that gave it, "device_memory", "host_memory" or "spill_limit"; in bytes.
+    """A cap, in bytes, is nearly used up. tier: the argument that gave it: "device_memory", "host_memory" or "spill_limit".
 
-    Told when it becomes so, and again only after it has been well below. text: what that means, or who had to do without.
+    Told once, and again only after usage was well below the cap. text: what follows, or which request was refused.
     """
 
     tier: str
@@ -167,7 +167,7 @@ class Pressure(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):
-    """Somebody has waited for long for what another holds: a lock, RAM that is lent, an input. text: who, for what and whom.
+    """A job has waited long for a lock, for RAM that is lent, or for an input. text: who waits for what, and who holds it.
 
     Told once when `seconds` has become long, and once more when the wait `is_over`.
     """
@@ -179,7 +179,7 @@ class Waiting(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBegun(Event):
-    """A request for text has been admitted: its prompt is computed next. request: its number. waited_s: since it was asked."""
+    """A request for text was admitted: its prompt is computed next. request: its number. waited_s: how long it waited."""
 
     model: str
     request: int
@@ -189,7 +189,7 @@ class RequestBegun(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstToken(Event):
-    """The first token of a request. seconds: since it was asked for."""
+    """The first token of a request is there. seconds: since the request was made."""
 
     model: str
     request: int
@@ -198,9 +198,9 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDone(Event):
-    """A request is over. reason: "stop", "length", CANCELLED or FAILED; error: why it failed, else None.
+    """A request is over. reason: "stop", "length", CANCELLED or FAILED. error: why it failed, else None.
 
-    Seconds since it was asked for: waited_s until it was admitted, first_token_s (None if there was no token), total_s.
+    Seconds since the request was made: waited_s until it was admitted, first_token_s (None without a token), total_s.
     """
 
     model: str
@@ -216,7 +216,7 @@ class RequestDone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextsWait(Event):
-    """A text waited for a training step on its own share. Told once a share. model: of the text. text: the way out."""
+    """A text waited for a training step on its own share. Told once a share. model: its name. text: the way out."""
 
     model: str
     text: str

@@ -1,7 +1,7 @@
-"""From where events happen to whoever reads them: the readers of an engine, and how each of its parts tells.
+"""The readers of an engine's events, and how each part of the engine tells them.
 
-Covers `Hub`, `Tell` and `Events`, what `engine.events()` returns; what is told is events.py. Nothing here waits for a reader,
-and nothing is built while there is none. Any thread tells, any event loop reads.
+Covers `Events`, which `engine.events()` returns, `Hub` and `Tell`; the events themselves are in events.py. Telling never waits
+for a reader, and no event is built while there is no reader. Any thread tells, any event loop reads.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from asynctile.streams.event import resolve
 
 P = ParamSpec("P")
 
-#: Events that a reader may be behind, unless it says otherwise.
+#: The default limit of events that wait for a reader.
 LIMIT = 1000
-#: The share of the engine itself.
+#: The name of the engine's own share.
 ENGINE = "engine"
 
 
 class Events:
-    """One reader: an async iterator of `Event`, from any loop, for one task at a time. `limit`: how many wait for it at most.
+    """A reader of events: an async iterator of `Event`, on any loop, for one task at a time.
 
-    Where more come, the oldest go, and the next that is read says how many (Event.dropped). It gets what is told from when it
-    was made until the engine is closed, and ends there once all of it is read. A reader that nobody has any more gets nothing,
-    and needs no closing; `aclose` ends it at once. A wait for the next may be cancelled: the reader goes on.
+    It yields every event from its making until the engine is closed, and then ends. At most `limit` events wait for it. When
+    more come, the oldest are dropped, and the next event that is read says how many (`Event.dropped`). `aclose` ends it at
+    once; a reader that nobody holds any more needs no closing. A wait for the next event may be cancelled: the reader goes on.
     """
 
     def __init__(self, hub: Hub, limit: int) -> None:
@@ -42,16 +42,16 @@ class Events:
         self._limit = limit
         self._dropped = 0
         self._is_over = False
-        #: who waits for the next event, on which loop
+        #: the future of the task that waits for the next event, and its loop
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        #: reentrant, since the collector may close a coroutine that tells something, anywhere
+        #: reentrant, since the garbage collector may close a coroutine that tells an event anywhere
         self._lock = threading.RLock()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
-        """RuntimeError if another task waits for the next one already."""
+        """Return the next event; RuntimeError if another task waits for it already."""
         while True:
             with self._lock:
                 if self._ring:
@@ -72,14 +72,14 @@ class Events:
                         self._waiting = None
 
     async def aclose(self) -> None:
-        """End it, from any loop: what was not read is gone. Twice is fine."""
+        """End the reader, from any loop; events that were not read are dropped. Calling it twice is fine."""
         self._hub.forget(self)
         with self._lock:
             self._ring.clear()
-        self.end()
+        self._end()
 
-    def push(self, event: Event) -> None:
-        """From any thread: one more; never waits."""
+    def _push(self, event: Event) -> None:
+        """Add an event, from any thread, without waiting."""
         with self._lock:
             if self._is_over:
                 return
@@ -89,8 +89,8 @@ class Events:
             self._ring.append(event)
         self._wake()
 
-    def end(self) -> None:
-        """From any thread: nothing more comes."""
+    def _end(self) -> None:
+        """Let the reader end once it has read the waiting events; from any thread."""
         with self._lock:
             self._is_over = True
         self._wake()
@@ -111,7 +111,7 @@ class Events:
 
 
 class Hub:
-    """All readers of one engine. It holds none of them: who reads does."""
+    """The readers of one engine, by weak references."""
 
     def __init__(self) -> None:
         self._readers: set[weakref.ref[Events]] = set()
@@ -119,45 +119,45 @@ class Hub:
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is a reader."""
         return bool(self._readers)
 
     def reader(self, limit: int = LIMIT) -> Events:
-        """A new one, which gets what is told from now on; over already once the hub is closed."""
+        """Return a new reader of the events from now on; one that has ended already once the hub is closed."""
         reader = Events(self, limit)
         self._readers.add(weakref.ref(reader, self._readers.discard))
         if self._is_closed:
-            self._end(reader)
+            self._dismiss(reader)
         return reader
 
     def forget(self, reader: Events) -> None:
-        """It gets nothing any more."""
+        """Send a reader no more events."""
         self._readers.discard(weakref.ref(reader))  # equal while both live
 
     def push(self, event: Event) -> None:
-        """From any thread: to every reader."""
+        """Send an event to every reader; from any thread."""
         for reader in self._alive():
-            reader.push(event)
+            reader._push(event)
 
     def close(self) -> None:
-        """Nothing more is told: every reader ends when it has read what waits for it."""
+        """Take no more events: every reader ends when it has read the waiting ones."""
         self._is_closed = True
         for reader in self._alive():
-            self._end(reader)
+            self._dismiss(reader)
 
-    def _end(self, reader: Events) -> None:
+    def _dismiss(self, reader: Events) -> None:
         self.forget(reader)
-        reader.end()
+        reader._end()
 
     def _alive(self) -> list[Events]:
-        readers = [ref() for ref in self._readers.copy()]  # in one go, where a tuple lets the collector in, and readers out
+        readers = [ref() for ref in self._readers.copy()]  # tuple() would let the garbage collector drop readers in between
         return [reader for reader in readers if reader is not None]
 
 
 class Tell:
-    """How what belongs to one share tells something: `tell(StepDone, model=..., step=...)`, from any thread, without waiting.
+    """Sends the events of one share: `tell(StepDone, model=..., step=...)`, from any thread, without waiting.
 
-    share: its name. is_heard: whether anybody listens, for what costs something to find out.
+    share: the name of the share.
     """
 
     __slots__ = ("share", "_hub")
@@ -168,13 +168,14 @@ class Tell:
 
     @property
     def is_heard(self) -> bool:
+        """Whether there is a reader, for events whose fields cost something to find out."""
         return self._hub.is_heard
 
     def __call__(self, kind: Callable[Concatenate[str, P], Event], /, *args: P.args, **fields: P.kwargs) -> None:
-        """Build the event and hand it to every reader; nothing while there is none."""
+        """Build the event and send it to every reader; does nothing while there is none."""
         if self._hub.is_heard:
             self._hub.push(kind(self.share, *args, **fields))
 
 
-#: For what runs without an engine, such as a plan.
+#: For work without an engine, such as a plan.
 UNHEARD = Tell(Hub(), ENGINE)

@@ -1,6 +1,6 @@
-"""The Python that this process runs on, for those who try or compile something in a process of its own.
+"""The Python interpreter of this process, to start other processes with.
 
-Covers `interpreter`. What is started with it is the affair of kernels/cpu/compiler.py and layers/tokenizer_trial.py.
+Covers `interpreter`. kernels/cpu/compiler.py and layers/tokenizer_trial.py start processes with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def interpreter() -> str | None:
-    """Its path; None if that cannot be known, as inside a program that embeds one, which would be started in its place."""
+    """Return the interpreter's path, or None if it is unknown: where a program embeds Python, the path starts that program."""
     path = sys.executable
     if not path or getattr(sys, "frozen", False) or not re.fullmatch(r"(python|pypy)[\d.]*t?(\.exe)?", os.path.basename(path)):
         return None

@@ -1,78 +1,45 @@
-"""What an engine lends of itself: a share with caps of its own, which ends while the engine goes on."""
+"""What an engine lends: shares with caps of their own, which end while the engine goes on.
+
+`Lender` takes the caps from the engine and gives them back, `Lending` is the block around that, and `LentRuntime` runs the
+jobs of a lent share and waits for them at its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asynctile.errors import DeviceError
-from asynctile.hub import Tell
-from asynctile.lifetime import Lifetime
-from asynctile.loop.thread import LoopThread, Undo, may_wait
-from asynctile.memory.tiers import TierOptions
+from asynctile.hub import ENGINE, Tell
+from asynctile.loop.thread import LoopThread, Undo, may_wait, under_shield
+from asynctile.loop.turns import Turn
+from asynctile.memory.tiers import Tiers
+from asynctile.runtime import Runtime
 from asynctile.share import Share
+from asynctile.storage.input import shown
 from asynctile.storage.region import SpillRegion
+from asynctile.streams.stream import Stream
 
 T = TypeVar("T")
-
 
 ENDED = "the share of the engine has ended: use it inside 'async with engine.share(...)'"
 
 
-class Lending(AbstractAsyncContextManager[Share, None]):
-    """The block of `Engine.share`. lend, take_back: what is done on the device's loop at its begin and at its end.
+class LentRuntime(Runtime):
+    """The runtime of a lent share, whose spill file is a region of the engine's."""
 
-    Not made of a generator: a loop that ends closes each generator by itself, so that one inside a caller's would end twice.
-    """
+    what: ClassVar[str] = "its share of the engine"
 
-    def __init__(
-        self,
-        engine: Share,
-        life: Lifetime,
-        lend: Callable[[], Coroutine[Any, Any, LentShare]],
-        take_back: Undo[LentShare],
-    ) -> None:
-        self._engine, self._life, self._lend, self._take_back = engine, life, lend, take_back
-
-    async def __aenter__(self) -> Share:
-        self._here = asyncio.get_running_loop()
-        self._part = await self._engine.call(self._lend(), undo=self._take_back)
-        return self._part
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        life, part = self._life, self._part
-        if kind is not None and not may_wait(kind, self._here):
-            if life.loop is not None:
-                life.loop.post(lambda: self._engine.spawn(self._take_back(part)))
-        elif life.is_open and (kind is None or life.process == os.getpid()):
-            await life.open_loop().call_whole(self._take_back(part))
-
-
-class LentShare(Share):
-    """What `Engine.share` lends. region: of the spill file, None for none. options: its caps."""
-
-    def __init__(
-        self,
-        life: Lifetime,
-        what: str,
-        tell: Tell,
-        precision: str,
-        prefetch: int,
-        region: SpillRegion | None,
-        options: TierOptions,
-    ) -> None:
-        super().__init__(life, what, tell, precision, prefetch)
-        self.options = options
-        self._region = region
-        self._is_ending = self._has_ended = False
-        self._under_way = 0
-        self._idle: asyncio.Future[None] | None = None
+    _is_ending = _has_ended = False
+    #: calls that run, and the future of the end that waits for them
+    _under_way = 0
+    _idle: asyncio.Future[None] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -86,7 +53,7 @@ class LentShare(Share):
             raise
         try:
             return await super().call(self._counted(job), undo)
-        except GeneratorExit:  # the caller is thrown away, the job goes on
+        except GeneratorExit:  # the caller is gone, the job goes on
             raise
         except BaseException:
             job.close()  # it may never have begun
@@ -98,35 +65,35 @@ class LentShare(Share):
         return task
 
     async def end(self) -> None:
-        """On the device's loop: wait for what runs, and for saves, then free every tile. It is of no use afterwards.
+        """Wait for running jobs and for saves, then free every tile, on the device's loop. The share is of no use afterwards.
 
-        StalledError if something hangs: whatever that may still write to then keeps its place, and the engine goes without.
+        StalledError if something hangs: the memory that it may still write to keeps its place, and the engine goes without.
         """
         self._is_ending = True
         tiers = self.tiers
         while self._under_way:
             self._idle = asyncio.get_running_loop().create_future()
-            await tiers.run_ahead.told(self._idle, lambda: f"{self._what} waits for {self._under_way} calls that run on it")
-        self._has_ended = True  # now: what was asked for before, and begins during the waits below, would find its tiles freed
+            await tiers.run_ahead.told(self._idle, lambda: f"{self.what} waits for {self._under_way} calls that run on it")
+        self._has_ended = True  # now: a call made before, which begins during the waits below, would find no tiles
         await tiers.caps.returned()
         await tiers.run_ahead.settle()
         if tiers.run_ahead.stalled is not None:
             raise tiers.run_ahead.stalled
-        self._schedules.leave()
+        self.schedules.leave()
         for tier in tiers.from_the_top():
             for residency in list(tier.ledger.resident):
                 tier.release(residency)
-        self._schedules.close()
+        self.schedules.close()
         if tiers.player is not None:
             await self.compute(tiers.player.close)
         tiers.close()
-        self._life.tiers.remove(tiers)
-        if self._region is not None:
-            self._region.give_back()
+        self.life.tiers.remove(tiers)
+        if isinstance(tiers.spill, SpillRegion):
+            tiers.spill.give_back()
 
     async def _counted(self, job: Coroutine[Any, Any, T]) -> T:
-        """On the device's loop: `job`, which `end` waits for."""
-        if self._has_ended:  # meanwhile
+        """Run `job`, which `end` waits for, on the device's loop."""
+        if self._has_ended:  # since the call was made
             job.close()
             raise DeviceError(ENDED)
         self._under_way += 1
@@ -139,6 +106,95 @@ class LentShare(Share):
 
     def _open_loop(self) -> LoopThread:
         loop = super()._open_loop()
-        if self._is_ending and not loop.is_here():  # what runs there may go on
+        if self._is_ending and not loop.is_here():  # jobs that run there may go on
             raise DeviceError(ENDED)
         return loop
+
+
+class Lender:
+    """Lends shares of an engine. engine: its runtime. transfers: the stream of its spill file, None for none.
+
+    lent: the shares that stand, oldest first, with their runtimes.
+    """
+
+    def __init__(self, engine: Runtime, transfers: Stream | None) -> None:
+        self.engine = engine
+        self._transfers = transfers
+        self.lent: dict[Share, LentRuntime] = {}
+        self._numbers = itertools.count(1)
+
+    async def lend(self, name: str | None, sizes: Sequence[int], weight: float, interactive: bool) -> Share:
+        """Lend a share whole, or nothing at all, on the device's loop; errors as those of Engine.share.
+
+        sizes: bytes of device memory, RAM and spill file.
+        """
+        on_device, in_ram, on_disk = sizes
+        engine, caps, spill = self.engine, self.engine.tiers.caps, self.engine.tiers.spill
+        async with engine.exclusive():
+            tell = Tell(engine.life.hub, self._named(name))
+            engine.schedules.leave()
+            region = SpillRegion(spill, on_disk) if spill is not None and on_disk else None
+            is_lent = False
+            try:
+                cancelled = await under_shield(caps.cede(on_device, in_ram))
+                is_lent = True
+                if cancelled:
+                    raise asyncio.CancelledError
+                options = replace(engine.options, device_memory=on_device, host_memory=in_ram, host_remedy="")
+                tiers = Tiers(engine.device, region, self._transfers, options, tell=tell)
+                turn = Turn(tiers, weight, interactive=interactive)
+                runtime = LentRuntime(engine.life, tell, options, turn, engine.file_stream, engine.precision, engine.plays)
+                share = Share(engine.life, tell, options, engine.precision, runtime)
+                self.lent[share] = runtime
+                return share
+            except BaseException:
+                if is_lent:
+                    await under_shield(caps.regain(on_device, in_ram))
+                if region is not None:
+                    region.give_back()
+                raise
+
+    async def take_back(self, share: Share) -> None:
+        """End the share's jobs, free its tiles and take its caps back, on the device's loop. Not to be cancelled."""
+        runtime = self.lent[share]
+        try:
+            await runtime.end()
+        finally:
+            del self.lent[share]
+        async with self.engine.exclusive():
+            self.engine.schedules.leave()
+            await self.engine.tiers.caps.regain(runtime.options.device_memory or 0, runtime.options.host_memory or 0)
+
+    def _named(self, name: str | None) -> str:
+        """Return the name of a new share. ValueError if another has that name, TypeError unless it is a string or None."""
+        if name is not None and not (isinstance(name, str) and name):
+            raise TypeError(f"name is {shown(name)}: expected a string such as 'chat', or None for a free name")
+        taken = {ENGINE, *(share.name for share in self.lent)}
+        if name in taken:
+            raise ValueError(f"another share is named {name!r}: expected a name other than {', '.join(sorted(taken))}")
+        return name or next(free for number in self._numbers if (free := f"share-{number}") not in taken)
+
+
+class Lending(AbstractAsyncContextManager[Share, None]):
+    """The block of `Engine.share`. lend: lends the share at its begin, on the device's loop; `lender` takes it back.
+
+    Not made of a generator: an event loop that ends closes each generator by itself, so one inside a caller's would end twice.
+    """
+
+    def __init__(self, lender: Lender, lend: Callable[[], Coroutine[Any, Any, Share]]) -> None:
+        self._lender, self._lend = lender, lend
+
+    async def __aenter__(self) -> Share:
+        self._here = asyncio.get_running_loop()
+        self._share = await self._lender.engine.call(self._lend(), undo=self._lender.take_back)
+        return self._share
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        engine, take_back, share = self._lender.engine, self._lender.take_back, self._share
+        if kind is not None and not may_wait(kind, self._here):
+            if engine.life.loop is not None:
+                engine.life.loop.post(lambda: engine.spawn(take_back(share)))
+        elif engine.life.is_open and (kind is None or engine.life.process == os.getpid()):
+            await engine.life.open_loop().call_whole(take_back(share))

@@ -1,7 +1,7 @@
-"""From the opening of an engine to its end: threads, loop, tiers, BLAS limits, each undone in the reverse order.
+"""Opening and closing an engine: its threads, event loop, tiers and BLAS limits, undone in reverse order.
 
-Both blocking, in a thread of their own (asynctile/loop/keeper.py), so that no cancellation can stop either half way. Covers
-what all shares of an engine stand on; what they do while it is open is share.py's.
+Both block in a thread of their own (asynctile/loop/keeper.py), so no cancellation can stop either half way. A lifetime holds
+what all shares of an engine have in common; the work they do while it is open is in runtime.py.
 """
 
 from __future__ import annotations
@@ -32,27 +32,32 @@ from asynctile.memory.tiers import Tiers
 from asynctile.schedule.rates import Rates
 from asynctile.storage.limits import expect_room_to_open
 from asynctile.storage.spill import SpillTier
+from asynctile.streams.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-#: After a stall, closing waits this long for each thing that hangs, and leaves it behind.
+#: After a stall, closing waits this long for each stream that hangs and then leaves it behind.
 LAST_PATIENCE_S = 1.0
 
 
 class Dependent(Protocol):
-    """What is of no use without the engine, such as the batches of a run, or schedules on its memory."""
+    """An object that is useless without the engine, such as the batches of a run, or schedules on its memory."""
 
     def close(self) -> None: ...
 
 
 class Lifetime:
-    """device, spill: what opens and closes. loop: the device's own, from `open` on. process: that opened it, None before.
+    """The life of one engine, from opening to closing, and the parts that its shares have in common.
 
-    is_open: from the end of opening to the beginning of closing. hub: the readers of what is told. tell: for the engine itself.
-    background: the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before.
-    rates: of the machine. find_rates: called while it opens, with what runs a coroutine on the loop, for others; None for none.
-    tiers: of every share that stands. turns: of their jobs. trace: the last that was begun, also when it is over. failed: the
-    first error among the tasks, after closing.
+    device, spill: opened and closed with it; spill is None without a spill folder. make_loop: makes its event loop. report:
+    called while kernels are compiled. rates: of the machine. find_rates: called while it opens, with a function that runs a
+    coroutine on the loop; returns the rates to replace `rates`. None: `rates` stay.
+
+    loop: the device's own, None before it is opened. process: the process that opened it, None before. is_open: from the end of
+    opening to the beginning of closing. hub: the readers of its events. tell: sends events of the engine itself. background:
+    the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before. tiers: of
+    every share that stands. turns: between their jobs. trace: the last one begun, also when it is over. failed: the first error
+    among the background tasks, after closing.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Lifetime:
         self._find_rates = find_rates
         self.spill = spill
         self.loop: LoopThread | None = None
-        #: a forked child has its objects, and none of its threads
+        #: to tell a forked child, which has the engine's objects and none of its threads
         self.process: int | None = None
         self.is_open = False
         self.hub = Hub()
@@ -77,7 +82,7 @@ class Lifetime:
         self.background = Background()
         self.dependents: WeakSet[Dependent] = WeakSet()
         self.tiers: list[Tiers] = []
-        self.turns = Turns(lambda: self.device.streams())  # of the device that stands: stress puts in one with its own workers
+        self.turns = Turns(lambda: self.device.streams())  # looked up late: stress replaces the device
         self.trace: Trace | None = None
         self.failed: Exception | None = None
         self._make_loop = make_loop
@@ -86,7 +91,7 @@ class Lifetime:
         self._report = report
         self._undo = ExitStack()
         self._stop = threading.Event()
-        #: of the decisions who opens and who closes; reentrant, since the collector may throw either away anywhere
+        #: guards the decisions who opens and who closes; reentrant, since the garbage collector may end either caller anywhere
         self._lock = threading.RLock()
         self._is_opening = self._is_closing = False
         self._keeper = Keeper()
@@ -94,29 +99,34 @@ class Lifetime:
         self._closed: Future[None] = Future()
 
     def claim(self) -> None:
-        """Whoever calls this may open it. DeviceError for all but the first, and once it was closed."""
+        """Reserve the opening for the caller. DeviceError for every caller but the first, and once the engine was closed."""
         with self._lock:
             if self.process is not None or self._is_closing:
                 raise DeviceError("an engine opens once: make a new Engine to go on")
             self.process, self._opener = os.getpid(), asyncio.get_running_loop()
 
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder that work is reported to while a trace goes on, else None."""
+        return self.trace.recorder if self.trace is not None and self.trace.goes_on else None
+
     def check_process(self) -> None:
-        """DeviceError in a forked child of the process that opened the engine: it would wait there for threads that are not."""
+        """Raise DeviceError in a forked child of the process that opened the engine, which has none of its threads."""
         if self.process is not None and self.process != os.getpid():
             raise DeviceError(
-                f"the engine was opened in process {self.process} and this is its forked child {os.getpid()}, which has "
-                "none of its threads; open an Engine of its own here"
+                f"the engine was opened in process {self.process}, of which this one, {os.getpid()}, is a forked child without "
+                "the engine's threads; open an Engine of its own here"
             )
 
     def open_loop(self) -> LoopThread:
-        """The loop; DeviceError while the engine is not open, for all but those who run on it."""
+        """Return the loop; DeviceError while the engine is not open, except for callers that run on the loop."""
         self.check_process()
         if self.loop is None or not (self.is_open or self.loop.is_here()):
             raise DeviceError(CLOSED)
         return self.loop
 
     async def begin(self) -> None:
-        """`open`, in a thread; if it fails or is cancelled, however often, it leaves nothing open. After `claim`."""
+        """Run `open` in a thread, after `claim`. If it fails or is cancelled, however often, it leaves nothing open."""
         try:
             with self._lock:
                 opened = self._closed if self._is_closing else self._keeper.first(self.open)
@@ -131,7 +141,10 @@ class Lifetime:
             raise
 
     async def end(self, kind: type[BaseException] | None) -> None:
-        """`close`, in a thread, however often it is cancelled; see Engine.aclose. kind: of the error that ends the block."""
+        """Run `close` in a thread and wait for it, however often this is cancelled; see Engine.aclose.
+
+        kind: the type of the error that ends the engine's block, or None.
+        """
         if kind is not None and self.process != os.getpid():
             return
         self.check_process()
@@ -153,16 +166,15 @@ class Lifetime:
             raise failed
 
     async def _whole(self, on_cancel: Callable[[], object] = bool) -> bool:
-        """Wait for the end of closing, however often cancelled; whether it was."""
+        """Wait for the end of closing, however often this is cancelled; return whether it was."""
         cancelled = await ended(self._closed, on_cancel)
         self._keeper.join()
         return cancelled
 
     def open(self) -> None:
-        """Limit BLAS and map its memory, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole
-        if it fails.
+        """Limit BLAS and map its memory, start the loop, lock the spill folder, start the streams, compile kernels. Blocks.
 
-        It is not open afterwards if it was to stop, or to close, meanwhile.
+        A failure undoes all of it. The engine is not open afterwards if it was told to stop or to close meanwhile.
         """
         with self._lock:
             if self._is_closing:
@@ -189,13 +201,13 @@ class Lifetime:
                     self.loop, self._undo, self.is_open = loop, undo.pop_all(), not self._is_closing
 
     def stop_opening(self) -> None:
-        """From any thread: the kernels that are not compiled yet are not wanted any more."""
+        """Stop compiling kernels; from any thread."""
         self._stop.set()
 
     def close(self) -> bool:
-        """Let the thread wait for the background, end all jobs, run out what was enqueued, then undo what `open` did.
+        """Begin to close in the thread: wait for the background, end all jobs, drain the enqueued work, undo `open`.
 
-        From any thread, and not awaited here. What still opens is stopped first. False for whoever comes second.
+        From any thread; returns at once. An opening under way is stopped first. Returns False if closing had begun before.
         """
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
@@ -206,26 +218,26 @@ class Lifetime:
         return is_first
 
     def hurry(self) -> None:
-        """From any thread: closing shall not wait for the background but break it off."""
+        """Cancel the background tasks, so that closing does not wait for them; from any thread."""
         if self.loop is not None:
             self.loop.post(self.background.cancel)
 
     def break_off(self) -> bool:
-        """`close`, in a hurry."""
+        """Begin to close without waiting for the background; returns as `close` does."""
         self.hurry()
         return self.close()
 
     def _reported(self, kernel: str, ready: int, total: int) -> None:
-        """Called while kernels are compiled."""
+        """Pass on how many kernels are compiled."""
         if self._report is not None:
             self._report(kernel, ready, total)
         self.tell(Opening, kernel=kernel, ready=ready, total=total)
 
     def _close(self) -> None:
-        """In the thread, behind `open`."""
+        """Close, in the thread, after `open` has returned."""
         try:
             if not self._is_opening:
-                self._close_device()  # it was made, and has nothing else
+                self._close_device()  # nothing else was made
             elif self.loop is not None:
                 self._close_all(self.loop)
         finally:
@@ -243,7 +255,7 @@ class Lifetime:
             logger.info("the engine on %s is closed", self.device.name)
 
     def _end_trace(self) -> None:
-        """What was traced is over. Nobody is there who asked how its file is: a log is."""
+        """End a trace that goes on. An error of its file goes to the log: no caller is there to get it."""
         if self.trace is not None and self.trace.goes_on:
             try:
                 self.trace.stop()
@@ -251,9 +263,9 @@ class Lifetime:
                 logger.warning("%s", error)
 
     async def _wind_down(self, loop: LoopThread) -> None:
-        """On its loop. Every wait here ends: what it waits for is under the watchdog."""
+        """End all tasks and drain the enqueued work, on the loop. Every wait here ends, since the watchdog covers it."""
         self.failed = await self.background.end()
-        self.background.cancel()  # what a job may spawn in its last turn
+        self.background.cancel()  # tasks that a job may spawn in its last turn
         self.turns.close()
         await loop.end_jobs()
         await self.background.end()
@@ -261,7 +273,7 @@ class Lifetime:
             await tiers.run_ahead.settle()
 
     def _close_device(self) -> None:
-        """End the streams, let the memory and the spill folder go. Blocks."""
+        """End the streams, free the memory and close the spill folder. Blocks."""
         patience_s = LAST_PATIENCE_S if any(tiers.run_ahead.hangs for tiers in self.tiers) else None
         try:
             for tiers in self.tiers:

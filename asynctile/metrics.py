@@ -1,7 +1,7 @@
-"""An engine's statistics for Prometheus: `registry(engine)`, read when it is scraped. Needs the extra `metrics`.
+"""The statistics of an engine for Prometheus: `registry(engine)` reads them at each scrape. Needs the extra `metrics`.
 
-Covers names, kinds and labels. What is measured is asynctile/measure/statistics.py; how it is served (prometheus_client has an
-ASGI app, among others) is the program's affair. No thread, no task, and nothing in prometheus_client's global registry.
+Covers names, kinds and labels; asynctile/measure/statistics.py measures. The program serves the registry itself, for example
+with prometheus_client's ASGI app. Nothing here starts a thread or a task, or touches prometheus_client's global registry.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ except ImportError:
 
 __all__ = ["EngineCollector", "registry"]
 
-#: Gauges of memory: what stands behind `device_`, `host_` and `spill_` of Statistics.
+#: Gauges of memory: the fields of Statistics by tier.
 USED = {"device": "device_used_bytes", "host": "host_used_bytes", "spill": "spill_used_bytes"}
 PEAK = {"device": "device_peak_bytes", "host": "host_peak_bytes", "spill": "spill_peak_bytes"}
 CAP = {"device": "device_memory_bytes", "host": "host_memory_bytes", "spill": "spill_limit_bytes"}
-#: Ways that bytes of tiles take.
+#: The fields of moved bytes, by the way that the bytes take.
 MOVED = {
     "upload": "uploaded_bytes", "download": "downloaded_bytes",
     "spill_read": "spill_read_bytes", "spill_write": "spill_written_bytes",
 }  # fmt: skip
-#: Counters by share alone: the name without _total, the field, what it is.
+#: Counters by share alone: the name without _total, the field of Statistics, the help text.
 COUNTERS = (
     ("asynctile_operations", "operations", "Operations that were run."),
-    ("asynctile_spill_retries", "spill_retries", "Transfers to and from the spill file that were repeated and then went well."),
-    ("asynctile_stall_seconds", "stall_s", "Time in which operations only waited for copies, where that is measured."),
-    ("asynctile_waited_seconds", "waited_s", "Time that jobs have waited for what others hold."),
-    ("asynctile_turn_seconds", "turn_s", "Time for which the share had the device."),
-    ("asynctile_turn_waited_seconds", "turn_waited_s", "Time in which the share had a job and others the turn."),
+    ("asynctile_spill_retries", "spill_retries", "Transfers to and from the spill file that were repeated and then succeeded."),
+    ("asynctile_stall_seconds", "stall_s", "Seconds in which operations only waited for copies, where that is measured."),
+    ("asynctile_waited_seconds", "waited_s", "Seconds that jobs waited for locks, memory or inputs of others."),
+    ("asynctile_turn_seconds", "turn_s", "Seconds for which the share had the device."),
+    ("asynctile_turn_waited_seconds", "turn_waited_s", "Seconds in which the share had a job while others had the turn."),
     ("asynctile_skipped_steps", "skipped_steps", "Training steps whose loss or gradient was not finite."),
-    ("asynctile_step_tokens", "step_tokens", "Targets of training steps, those of -100 left out."),
-    ("asynctile_request_tokens", "request_tokens", "Tokens that were written for requests."),
+    ("asynctile_step_tokens", "step_tokens", "Targets of training steps, without those of -100."),
+    ("asynctile_request_tokens", "request_tokens", "Tokens generated for requests."),
 )
 SHARE = ("share",)
 
 
 def registry(engine: Engine) -> CollectorRegistry:
-    """A registry of its own with what `engine` has to say, by share; made at any time, also before the engine is opened.
+    """Return a registry with the statistics of `engine`, by share. It can be made before the engine is opened.
 
-    While the engine is not open there is asynctile_open, 0, and nothing else. Any thread may scrape it.
+    While the engine is not open, it has asynctile_open, 0, and nothing else. Any thread may scrape it.
     """
     found = CollectorRegistry()
     found.register(EngineCollector(engine))
@@ -59,13 +59,13 @@ def registry(engine: Engine) -> CollectorRegistry:
 
 
 class EngineCollector(Collector):
-    """For a registry that others use as well: `theirs.register(EngineCollector(engine))`."""
+    """A collector to add to another registry: `theirs.register(EngineCollector(engine))`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics at this moment."""
+        """Yield the metrics at this moment."""
         engine = self._engine
         yield GaugeMetricFamily("asynctile_open", "Whether the engine takes work.", value=int(engine.is_open))
         found: list[Statistics] = []
@@ -82,7 +82,7 @@ class EngineCollector(Collector):
 
 def _memory(found: Iterable[Statistics]) -> Iterator[Metric]:
     gauges = (
-        ("asynctile_memory_used_bytes", "Bytes of tiles, and what is lent, by tier.", USED),
+        ("asynctile_memory_used_bytes", "Bytes of tiles and of lent memory, by tier.", USED),
         ("asynctile_memory_peak_bytes", "The most bytes that were used, by tier.", PEAK),
         ("asynctile_memory_limit_bytes", "The cap on the bytes of a tier, where there is one.", CAP),
     )
@@ -115,15 +115,15 @@ def _work(found: Iterable[Statistics]) -> Iterator[Metric]:
 
 
 def _queues(found: Iterable[Statistics]) -> Iterator[Metric]:
-    jobs = GaugeMetricFamily("asynctile_waiting_jobs", "Jobs that wait until another of their share is over.", labels=SHARE)
-    waiting = GaugeMetricFamily("asynctile_queue_waiting", "Pieces of work that wait.", labels=(*SHARE, "queue"))
-    running = GaugeMetricFamily("asynctile_queue_running", "Pieces of work that run.", labels=(*SHARE, "queue"))
+    jobs = GaugeMetricFamily("asynctile_waiting_jobs", "Jobs that wait for another job of their share.", labels=SHARE)
+    waiting = GaugeMetricFamily("asynctile_queue_waiting", "Pieces of work that wait in a queue.", labels=(*SHARE, "queue"))
+    running = GaugeMetricFamily("asynctile_queue_running", "Pieces of work that run from a queue.", labels=(*SHARE, "queue"))
     seen: set[str] = set()
     for statistics in found:
         jobs.add_metric((statistics.share,), statistics.waiting_jobs)
         for queue in statistics.queues:
             if queue.name in seen:
-                continue  # a stream of the device, which all shares use: it stands with the engine's
+                continue  # all shares use the streams of the device; they are counted with the engine's
             labels = statistics.share, queue.name
             waiting.add_metric(labels, queue.waiting)
             running.add_metric(labels, queue.running)

@@ -1,7 +1,7 @@
-"""The names of a package whose modules are imported when one of their names is asked for: `import asynctile` itself is light.
+"""Lazy imports: a package imports a module when one of its names is first used, so that `import asynctile` is fast.
 
-Covers `on_demand`, which makes the `__getattr__` and `__dir__` of such a package (PEP 562). Type checkers read its imports
-under TYPE_CHECKING instead.
+Covers `on_demand`, which makes the `__getattr__` and `__dir__` of such a package (PEP 562). Type checkers read the package's
+imports under TYPE_CHECKING instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["on_demand"]
 
 
 def on_demand(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package. places: by public name, the module of it and its name there: "a.b:Name"."""
+    """Return `__getattr__` and `__dir__` of a package. places: by public name, its module and its name there, as "a.b:Name"."""
     there = vars(sys.modules[package])
 
     def get(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""Ctrl-C while the program `asynctile` is still being imported: it ends at once, with its status for that.
+"""Ctrl-C while the program `asynctile` is still being imported: the program ends at once, with status 130.
 
-Nothing has been done by then. Without this a library in the midst of its import would end in a traceback, or swallow Ctrl-C.
-Covers `ended_by_ctrl_c` and `leave_it_at_that`, which change nothing in the programs of others that import asynctile: Ctrl-C is
-theirs. What it does to a command that has begun is cli/interrupt.py's.
+Nothing has been done by then. Without this, a library in the middle of its import would end in a traceback or swallow Ctrl-C.
+`ended_by_ctrl_c` and `leave_it_at_that` change nothing in other programs that import asynctile: those handle Ctrl-C themselves.
+cli/interrupt.py handles it once a command has begun.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: What a shell expects of a program that ended because of Ctrl-C.
+#: The exit status that shells expect of a program ended by Ctrl-C.
 EXIT_STATUS = 130
 
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """What is imported or read in here is part of the program's start. No handler but Python's own is replaced."""
+    """Let Ctrl-C end the program during this block, in which it is starting. Only Python's own handler is replaced."""
     before = signal.getsignal(signal.SIGINT)
     if not is_program() or before is not signal.default_int_handler:
         yield
@@ -33,13 +33,13 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 
 def is_program() -> bool:
-    """Whether `asynctile` was started, or `python -m asynctile`: while it is imported sys.argv does not name a module yet."""
+    """Return whether this process is `asynctile` or `python -m asynctile`. During its import, sys.argv names no module yet."""
     command = sys.orig_argv[-len(sys.argv) :][:1]
     return [os.path.basename(word) for word in command] in (["asynctile"], ["-masynctile"])
 
 
 def leave_it_at_that() -> None:
-    """Ctrl-C has ended the work: a second one, which `timeout` for instance sends along, changes nothing any more."""
+    """Ignore Ctrl-C from now on: it has ended the work, and a second one, as `timeout` sends, must change nothing."""
     if is_program():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

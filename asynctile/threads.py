@@ -1,6 +1,7 @@
-"""Threads that the system may refuse: `start` says so in one line, whoever wanted them.
+"""Starting threads: `start` raises one clear error when the system refuses a thread.
 
-The system refuses one under `ulimit -u`, a pids cgroup, or an address space (`ulimit -v`) without room for its stack.
+The system refuses a thread under `ulimit -u`, under a pids cgroup, or when the address space (`ulimit -v`) has no room for its
+stack.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import threading
 
 from asynctile.errors import DeviceError
 
-#: What Python says where the system refuses one.
+#: Python's message when the system refuses a thread.
 REFUSED = "can't start new thread"
 WAY_OUT = "raise the limit of threads (ulimit -u, the pids cgroup) or of address space (ulimit -v)"
 
 
 def start(*threads: threading.Thread) -> None:
-    """Start them in this order. DeviceError for the first that is refused: those before it have begun."""
+    """Start threads in this order. DeviceError for the first one that is refused; the threads before it have begun."""
     for thread in threads:
         try:
             thread.start()
@@ -24,5 +25,5 @@ def start(*threads: threading.Thread) -> None:
 
 
 def refusal(name: str, error: BaseException) -> DeviceError:
-    """What is said where the thread `name` was refused with `error`."""
+    """Return the error for a thread `name` that was refused with `error`."""
     return DeviceError(f"the system refused the thread {name} ({error or 'no memory'}); {WAY_OUT}")

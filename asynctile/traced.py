@@ -1,4 +1,4 @@
-"""Traces of an engine: started, stopped and written. How they are recorded is measure/trace.py."""
+"""Starting, stopping and writing the traces of an engine. How they are recorded is in measure/trace.py."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from asynctile.share import Share
 
 
 class Traced(Share):
-    """The share of all that runs on a device, so what it traces is everything there."""
+    """The share that can be traced: the engine itself. A trace holds everything that runs on its device."""
 
     def start_trace(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Record from now on what every stream runs and what it waits for, for chrome://tracing and Perfetto.
+        """Record from now on what every stream runs and waits for, to be viewed in Perfetto or chrome://tracing.
 
-        path: of a JSON array that grows while work goes on, and opens at any moment; without it a file that has no name, for
-        `write_trace`. Nothing is played meanwhile, results are the same. Where the disk is full the trace ends, with a warning
-        in the log, and work goes on. From any thread; with a path this blocks while the file is made. ValueError while a trace
-        goes on that has a path, or is to get one; one without is begun anew. OSError if there can be no such file.
+        path: a JSON array that grows while work goes on and can be opened at any moment. None: a file without a name, for
+        `write_trace`. No program is played while a trace goes on; results are the same. When the disk is full the trace ends
+        with a warning in the log, and work goes on. From any thread; with a path this blocks while the file is created.
+        ValueError if a trace goes on already, unless neither has a path: then recording begins anew. OSError if the file cannot
+        be created.
         """
-        self.check_process()
+        self._life.check_process()
         name = None if path is None else os.fspath(path)
         if isinstance(name, bytes):
             name = os.fsdecode(name)
         before = self._life.trace
         if before is not None and before.goes_on:
             if name is not None or before.path is not None:
-                raise ValueError(f"a trace of this engine goes on, in {before.path or 'a file without a name'}: stop_trace() "
-                                 "ends it, and then another can be started")
+                raise ValueError(f"a trace of this engine goes on, in {before.path or 'a file without a name'}: call "
+                                 "stop_trace() before another start_trace()")
             before.stop()
-        self._life.trace = Trace(self._device.streams(), name, self._memory_in_use)
+        self._life.trace = Trace(self._life.device.streams(), name, self._memory_in_use)
 
     def stop_trace(self) -> TraceSummary:
-        """Record no more, and complete the file. Blocks until it is written: call it in a thread where a loop must not wait.
+        """End the trace and complete its file. Blocks until the file is written: call it in a thread beside a running loop.
 
-        ValueError if no trace goes on. OSError if the trace has come to an end before, which says why.
+        ValueError if no trace goes on. OSError, with the cause, if the trace ended by itself before.
         """
-        self.check_process()
+        self._life.check_process()
         trace = self._life.trace
         if trace is None or not (trace.goes_on or trace.error is not None):
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
@@ -48,21 +49,21 @@ class Traced(Share):
 
     @property
     def is_traced(self) -> bool:
-        """Whether a trace goes on: it was started, and has come to no end by itself."""
-        return self.recorder is not None
+        """Whether a trace was started and has neither been stopped nor ended by itself."""
+        return self._life.recorder is not None
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what was recorded so far to a file of its own; the trace goes on, if it does. Blocks as `stop_trace`.
+        """Write everything recorded so far to another file; a trace that goes on is not ended. Blocks as `stop_trace` does.
 
-        ValueError if nothing was started, and for the path that the trace is written to. OSError if it has come to an end by
-        itself, or the file cannot be written.
+        ValueError if no trace was started, and for the path that the trace itself is written to. OSError if the trace ended by
+        itself, or if the file cannot be written.
         """
         if self._life.trace is None:
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._life.trace.copy_to(os.fspath(path))
 
     def _memory_in_use(self) -> dict[str, float]:
-        """By tier, bytes; from any thread."""
+        """Return the bytes in use by tier; from any thread."""
         if not self.is_open:
             return {}
         now, found = self.statistics(), {}

@@ -26,8 +26,10 @@ from paired import CONFIDENCE, FEWEST, change
 
 from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.program.operation import Operation
 from asynctile.program.program import Fetch, Mark, Program
+from asynctile.share import runtime_of
 from asynctile.storage.ranking import Ranking
 from asynctile.storage.residency import Residency
 from asynctile.storage.slot import Home
@@ -167,16 +169,16 @@ async def open_side(
     """Return one trainer per depth, on one engine that decides by `policy`."""
     engine = await stack.enter_async_context(Engine(device="emulated", **options))
     if policy != OURS:
-        top = engine.tiers.top
+        top = runtime_of(engine).tiers.top
         top.ledger.ranking = Recency()
         engine.plays = False
     trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
     if policy == GREEDY:
         for trainer in trainers.values():
             await trainer.step(*batch(trainer.model.config, BATCH, LENGTH))
-            kept = trainer.model._programs._kept
+            kept = model_state_of(trainer.model).programs._kept
             key, program = next(reversed(kept.items()))  # the program of that step, with some updates on the host
-            pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
+            pools = [(pool.slot_nbytes, pool.limit or 0) for pool in runtime_of(engine).tiers.top.arena.pools]
             kept[key] = greedy(program, pools)
     return trainers
 

@@ -2,13 +2,13 @@
 
     python bench/bench_overhead.py [--rounds 7] [--operations 4000] [--write]
 
-Microseconds per operation whose kernel does nothing, with three inputs and one output. The operation takes the same path as
-every other: an Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an
-unlimited link. Cases: all tiles resident, and one tile loaded and one evicted per operation, clean or dirty. Each case runs by
-coroutines (targets: at most 10 us resident, 40 with moves), and played, which starts with a program's second run in a row (0.5
-and 1.0). The table also gives the CPU time of all threads per operation, and how long it takes until a program is played: the
-second run minus a later one, of fresh programs. One row is for operations outside any program: the caller's loop awaits
-`Engine.launch` of one after another, with all tiles resident (no target).
+Microseconds per operation whose kernel does nothing, with three inputs and one output, by the path of every other one: an
+Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an unlimited link.
+With all tiles resident, and when every operation loads one tile and evicts one, clean or dirty. By coroutines (targets: at
+most 10 us resident, 40 with moves), and played, which a program is from its second run in a row on (0.5 and 1.0). Beside it
+the CPU time that all threads took for an operation. And how long it takes until a program is played: its second run less a
+later one, of fresh programs. One row is of operations outside any program: the caller's loop awaits `Runtime.launch` of one
+after another, with all tiles resident (no target).
 
     python bench/bench_overhead.py --against TREE [--starts 12] [--rounds 18]
 
@@ -36,6 +36,7 @@ from asynctile import Engine
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.demand import align
 from asynctile.storage.tile import Tile
 
@@ -90,7 +91,6 @@ class Case:
         self.renew()
         room = len(self.fixed) + OUTPUTS + 8
         self.engine = Engine(device="emulated", device_memory=room * align(self.fixed[0].nbytes))
-        self.engine.kernels["nothing"] = nothing
         self.can_play = False
         self.most: float | None = MOST[played, streamed]
         self.cpu_us: list[float] = []
@@ -102,8 +102,10 @@ class Case:
         self.can_play = hasattr(self.engine, "plays")  # an older commit may be measured
         if self.can_play:
             self.engine.plays = self.played
-        await self.engine.reserve(self.demand)
-        await self.engine.store((tile, zeros) for tile in (*self.fixed, *self.outputs, *self.moving))
+        self.runtime = runtime_of(self.engine)
+        self.runtime.device.kernels["nothing"] = nothing
+        await self.runtime.reserve(self.demand)
+        await self.runtime.store((tile, zeros) for tile in (*self.fixed, *self.outputs, *self.moving))
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -128,18 +130,18 @@ class Case:
     async def until_played_ms(self) -> float:
         """Return the milliseconds that the second run of a fresh program takes beyond a later run, which prepares nothing."""
         self.renew()
-        _, second, *later = [await self.engine.call(self._run(1)) for _ in range(5)]
+        _, second, *later = [await self.runtime.call(self._run(1)) for _ in range(5)]
         return (second - statistics.median(later)) * 1e3
 
     async def _seconds(self, times: int) -> float:
         """Return the seconds of `times` runs."""
-        return await self.engine.call(self._run(times))
+        return await self.runtime.call(self._run(times))
 
     async def _run(self, times: int) -> float:
-        async with self.engine.exclusive():
+        async with self.runtime.exclusive():
             start = time.perf_counter()
             for _ in range(times):
-                await (await self.engine.start(self.program, self.demand, {})).finish()
+                await (await self.runtime.start(self.program, self.demand, {})).finish()
             return time.perf_counter() - start
 
 
@@ -154,8 +156,8 @@ class ByHand(Case):
         start = time.perf_counter()
         for _ in range(times):
             for operation in self.program.operations():
-                await self.engine.launch(operation)
-            await self.engine.synchronize()
+                await self.runtime.launch(operation)
+            await self.runtime.synchronize()
         return time.perf_counter() - start
 
 

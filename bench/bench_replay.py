@@ -44,6 +44,7 @@ from asynctile import Engine
 from asynctile.kernels import cpu as cpu_kernels
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.schedule.rates import Rates, assumed
+from asynctile.share import runtime_of
 from tests.cuda.idle import IdleDriver
 from tests.inside_engine import device_of, schedule_of
 
@@ -155,7 +156,7 @@ async def training(case: Case, options: Namespace, *, plays: bool) -> AsyncItera
 
 async def run(case: Case, options: Namespace, *, plays: bool) -> Run:
     async with training(case, options, plays=plays) as trainer:
-        engine, config = trainer.engine, trainer.model.config
+        engine, config = trainer.model.engine, trainer.model.config
         driver = device_of(engine).driver
         graphs, (tokens, targets) = WatchedGraphs(driver, time.thread_time), batch(config, BATCH, config.block_size)
 
@@ -164,16 +165,16 @@ async def run(case: Case, options: Namespace, *, plays: bool) -> Run:
 
         async def asked() -> float:
             """Return the time in the loop that asking for its time takes."""
-            return -await engine.call(loop_s()) + await engine.call(loop_s())
+            return -await runtime_of(engine).call(loop_s()) + await runtime_of(engine).call(loop_s())
 
         asking_s = statistics.median([await asked() for _ in range(9)])
         steps = []
         for _ in range(FIRST + options.steps):
             launched, before = len(graphs.launched), engine.statistics().operations
             calls, wall_s, cpu_s = calls_of(driver), time.perf_counter(), time.process_time()
-            began_s = await engine.call(loop_s())
+            began_s = await runtime_of(engine).call(loop_s())
             await trainer.step(tokens, targets)
-            in_loop_s = await engine.call(loop_s()) - began_s - asking_s
+            in_loop_s = await runtime_of(engine).call(loop_s()) - began_s - asking_s
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
             some = [graph for graph, _ in graphs.launched[launched:]]
             steps.append(Step(calls=calls_of(driver) - calls, cpu_s=cpu_s, loop_s=in_loop_s, wall_s=wall_s, graphs=len(some),

@@ -39,6 +39,8 @@ from paired import CONFIDENCE, FEWEST, change
 from small_model import CAPPED, CPU, LENGTH, MODEL, OPTIONS, PLACES, SHAPE, batches, open_trainer
 from torch_step import TorchTraining, torch, torch_gemm_gflops
 
+from asynctile.layers.model import model_state_of
+
 EAGER, COMPILED = "torch eager", "torch compiled"
 #: The least speed relative to PyTorch eager.
 LEAST = {CPU: 1.4, CAPPED: 1.0}
@@ -88,7 +90,7 @@ async def open_trainings(stack: AsyncExitStack, steps: int) -> tuple[dict[str, T
     for name, compiled in ((EAGER, False), (COMPILED, True)):
         losses = TorchTraining(SHAPE, weights, trainer.optimizer, batches(), compiled=compiled)
         found[name] = Training(partial(_theirs, losses), steps)
-    return found, trainer.model.tiling.tile
+    return found, model_state_of(trainer.model).tiling.tile
 
 
 async def _ours(steps: Any) -> tuple[float, bool | None]:

@@ -46,6 +46,7 @@ from common import (
 from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
 from asynctile.layers.activations import kept_if
+from asynctile.layers.model import model_state_of
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=4, n_head=12, n_embd=768, block_size=LENGTH, vocab_size=50257)
@@ -59,7 +60,7 @@ DEFAULT = "asynctile"
 
 async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
     """Return a table of where the worker threads spend one step: by kernel, and idle."""
-    engine = trainer.engine
+    engine = trainer.model.engine
     engine.start_trace()
     report = await trainer.step(tokens, targets)
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +70,8 @@ async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
     spent: dict[str, list[float]] = defaultdict(list)
     for event in (event for event in events if event.get("cat") == "kernel"):
         spent[event["name"]].append(event["dur"] * 1e-6)
-    program = trainer.model.program("step", BATCH, LENGTH, 1, kept_if(trainer.recompute is True, CONFIG))
+    state = model_state_of(trainer.model)
+    program = state.program("step", state.tiling.rows(BATCH, LENGTH), kept_if(trainer.recompute is True, CONFIG))
     flops: dict[str, int] = defaultdict(int)
     for operation in program.operations():
         flops[operation.kernel] += operation.flops
@@ -132,7 +134,7 @@ async def beside_torch(options: Namespace) -> None:
         }
         found = await alternate({**sides, **rates}, options.rounds)
         tables = [await profile(trainer, tokens, targets) for trainer in ours.values() if options.profile]
-        tile = ours[DEFAULT].model.tiling.tile
+        tile = model_state_of(ours[DEFAULT].model).tiling.tile
 
     flops = step_flops(CONFIG, tokens.size, LENGTH)
     bound = tokens.size * found["tile GEMM"] * 1e9 / flops

@@ -31,6 +31,7 @@ from optimum import least_bytes, most_at
 
 from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=12, n_head=8, n_embd=512, block_size=LENGTH, vocab_size=2048)
@@ -112,7 +113,7 @@ async def beside_resident(options: Namespace) -> None:
         label = f"{share:.0%}"
         async with AsyncExitStack() as stack:
             resident = await engine_of(stack, tile)
-            used = resident.model.tiling.tile
+            used = model_state_of(resident.model).tiling.tile
             free = await engine_of(stack, tile, device_memory=cap)
             first = {RESIDENT: steps(resident, tokens, targets, options.steps)}
             await alternate(first, 1)

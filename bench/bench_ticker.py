@@ -95,7 +95,7 @@ async def main() -> None:
         for place in (CPU, CAPPED):
             for how, plays in (("by coroutines", False), ("played", True)):
                 trainer = await open_trainer(stack, place)
-                trainer.engine.plays = plays
+                trainer.model.engine.plays = plays
                 beside[f"{place}, {how}"] = Beside(trainer.run(batches()), options.steps)
         sides = {name: one.p99 for name, one in beside.items()}
         await in_turn(sides, 1)

@@ -18,6 +18,7 @@ from common import Table, alternate, arguments, batch, publish, step_flops, step
 from asynctile import Engine
 from asynctile.layers import GPT2Config
 from asynctile.layers.activations import kept_if
+from asynctile.layers.model import model_state_of
 from asynctile.program.grain import FINE
 from asynctile.program.needs import demand_of
 
@@ -45,8 +46,8 @@ async def main() -> None:
         found = dict(zip(trainers, (await alternate(sides, options.rounds)).values(), strict=True))
     best = min(found.values())
     for tile, trainer in trainers.items():
-        seconds, parameters = found[tile], trainer.model.parameters
-        program = trainer.model.program("step", BATCH, LENGTH, 1, kept_if(False, CONFIG))
+        seconds, state = found[tile], model_state_of(trainer.model)
+        program, parameters = state.program("step", state.tiling.rows(BATCH, LENGTH), kept_if(False, CONFIG)), state.parameters
         count = sum(1 for _ in program.operations())
         floor = demand_of([program], parameters.states()).floor_nbytes
         gemm = tile_gemm_gflops(_gemm_shape(tile), 0.2)

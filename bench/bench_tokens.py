@@ -161,7 +161,7 @@ async def longest_operation(config: GPT2Config, options: Namespace, steps: int =
     longest = []
     async with AsyncExitStack() as stack:
         training = await open_training(stack, config, options)
-        engine = training.trainer.engine
+        engine = training.trainer.model.engine
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine.start_trace()
         for _ in range(steps + 1):
@@ -189,7 +189,7 @@ async def beside(options: Namespace) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         alone, served, shared = [await open_training(stack, config, options) for _ in range(3)]
-        part = await enter(served.trainer.engine.share(host_memory=MEMORY, interactive=True))
+        part = await enter(served.trainer.model.engine.share(host_memory=MEMORY, interactive=True))
         server = await enter(served.trainer.model.serve(part))
         own = await enter(shared.trainer.model.serve())
         asked = {

@@ -31,6 +31,7 @@ import threadpoolctl
 from asynctile import __version__
 from asynctile.kernels.cpu.jit import KERNELS
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.program.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +208,7 @@ async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None
 
 async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
     """Return the step's program as it ran on such batches, with the updates where the trainer has placed them."""
-    rows = trainer.model.tiling.rows(batch, length, trainer.micro_batches)
+    rows = model_state_of(trainer.model).tiling.rows(batch, length, trainer.micro_batches)
     return await trainer._keeping.run("step", rows, partial(trainer._placed, "step"))
 
 

@@ -29,7 +29,9 @@ import asynctile.device
 from asynctile import Engine
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.model_state import ModelState
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 
 #: Memory of the driver on the CPU.
@@ -79,12 +81,13 @@ def block_flops(config: GPT2Config, tokens: int, length: int) -> float:
 
 async def new_trainer(engine: Engine, row: Row) -> Trainer:
     """Make a model of random weights, copied from one stretch of numbers: drawing billions of numbers would take minutes."""
-    model = GPT2(engine, row.config, row.tile)
-    noise = np.random.default_rng(1).standard_normal(max(math.prod(tile.shape) for tile in model.weights()), np.float32)
+    runtime = runtime_of(engine)
+    state = ModelState(runtime, row.config, row.tile)
+    noise = np.random.default_rng(1).standard_normal(max(math.prod(tile.shape) for tile in state.weights()), np.float32)
     made: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     def pieces() -> Iterator[tuple[Any, np.ndarray]]:
-        for parameter in model.parameters.values():
+        for parameter in state.parameters.values():
             for key, tile in parameter.weights.items():
                 kind = (tile.shape, parameter.mean, parameter.std)
                 if kind not in made:
@@ -95,10 +98,10 @@ async def new_trainer(engine: Engine, row: Row) -> Trainer:
                 if key in parameter.copies:
                     yield parameter.copies[key], made[kind][1]
 
-    model.check_floor()
-    await engine.reserve(demand_of([], model.weights()))
-    await engine.store(pieces())
-    return Trainer(model, AdamW(lr=1e-4), recompute=row.recompute, micro_batches=row.parts)
+    state.check_floor()
+    await runtime.reserve(demand_of([], state.weights()))
+    await runtime.store(pieces())
+    return Trainer(GPT2(engine, state), AdamW(lr=1e-4), recompute=row.recompute, micro_batches=row.parts)
 
 
 class Speed:

@@ -34,6 +34,7 @@ from asynctile.program.grain import COARSE
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 
 #: Approximate seconds of a program, long enough that its start and end do not count.
@@ -71,8 +72,8 @@ def numbers_for(tile: Tile) -> np.ndarray:
 async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
     """Return the seconds of `operations`, one after another, measured in a program that repeats them."""
     tiles = list({operand: None for operation in operations for operand in operation.operands})
-    await engine.reserve(demand_of([], tiles))
-    await engine.store((tile, numbers_for(tile)) for tile in tiles)
+    await runtime_of(engine).reserve(demand_of([], tiles))
+    await runtime_of(engine).store((tile, numbers_for(tile)) for tile in tiles)
 
     def program(repeats: int) -> Program:
         made = Program("bench")
@@ -82,12 +83,12 @@ async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
 
     async def seconds(work: Program) -> float:
         async def job() -> float:
-            async with engine.exclusive():
+            async with runtime_of(engine).exclusive():
                 start = time.perf_counter()
-                await (await engine.start(work, demand_of([work], tiles), {})).finish()
+                await (await runtime_of(engine).start(work, demand_of([work], tiles), {})).finish()
                 return time.perf_counter() - start
 
-        return await engine.call(job())
+        return await runtime_of(engine).call(job())
 
     try:
         await seconds(program(2))  # loads the tiles
@@ -96,7 +97,7 @@ async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
         spent = [await seconds(whole) for _ in range(5)]  # one graph from the third run on
         return statistics.median(spent[2:]) / repeats
     finally:
-        await engine.release(tiles)
+        await runtime_of(engine).release(tiles)
 
 
 def gemm(shapes: Shapes, n: int, k: int, ta: bool = False) -> list[Operation]:

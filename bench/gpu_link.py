@@ -22,6 +22,7 @@ from gpu_peaks import MIB, Place, free, link_rates
 from gpu_record import Section
 from gpu_rows import LINK
 
+from asynctile.share import runtime_of
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 
@@ -90,7 +91,7 @@ async def main(options: Namespace) -> None:
     free(place)
     section.add(rates, "plain pinned copies", plain.up / 1e9, plain.down / 1e9, plain.both / 1e9, 1.0)
     async with engine_of(section, options) as engine:
-        found = await asyncio.to_thread(measure, section, rates, engine.tiers.device, options, plain.both)
+        found = await asyncio.to_thread(measure, section, rates, runtime_of(engine).tiers.device, options, plain.both)
     if found:
         section.headline(f"both ways at once of plain, least of tiles from {ENOUGH} MiB on", min(found), 0.95)
     section.end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
 #: Modules that have moved: their name now, and their old name.
 MOVED = {
@@ -29,9 +30,26 @@ def add_missing_names() -> None:
     if not _missing("asynctile.handle"):  # in that package a program's tiles have a class of their own
         tile = importlib.import_module("asynctile.storage.tile")
         tile.Tile = importlib.import_module("asynctile.handle").Handle  # type: ignore[attr-defined]
-    engine = importlib.import_module("asynctile.engine").Engine
-    if not hasattr(engine, "kernels"):
-        engine.kernels = property(lambda self: self._device.kernels)
+    if _missing("asynctile.runtime"):  # there a share and a model have no inside of their own
+        _module("asynctile.share").runtime_of = _Inside
+        _module("asynctile.layers.model").model_state_of = lambda model: model
+
+
+class _Inside:
+    """What is inside a share, of one that has all of it itself."""
+
+    def __init__(self, share: Any) -> None:
+        self._share, self.device = share, share._device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._share, name)
+
+
+def _module(name: str) -> Any:
+    """That module, a new one if there is none."""
+    if _missing(name):
+        sys.modules[name] = ModuleType(name)
+    return importlib.import_module(name)
 
 
 def _missing(name: str) -> bool:

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile.errors import CheckpointError
 from asynctile.layers.activations import check_recompute
-from asynctile.layers.companions import Companions
+from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config
 from asynctile.layers.exchange import (
     CONFIG,
@@ -37,7 +37,7 @@ from asynctile.layers.exchange import (
     write_tensors,
 )
 from asynctile.layers.layout import tensor_count
-from asynctile.layers.model import Model
+from asynctile.layers.model_state import ModelState
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.saving import Counted, Progress
@@ -46,7 +46,7 @@ from asynctile.layers.snapshot import Snapshot
 from asynctile.layers.telling import told_save
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
-from asynctile.share import Share
+from asynctile.runtime import Runtime
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import load_json, store_file, store_json
@@ -78,7 +78,7 @@ def surroundings() -> dict[str, str]:
 
 
 async def save(
-    model: Model, training: Training, final: Path, *, wait: bool, progress: Progress | None = None
+    model: ModelState, training: Training, final: Path, *, wait: bool, progress: Progress | None = None
 ) -> asyncio.Task[None] | None:
     """Write the checkpoint folder `final`, on the device's loop. An older one there is replaced only when the new one is whole.
 
@@ -86,29 +86,29 @@ async def save(
     it now and return None. progress: as in Trainer.save.
     """
     what = f"the save of {final}"
-    files = model.engine.files(what)
+    files = model.runtime.files(what)
     await files.run(check_place, final)
-    state, companions = _encoded(await model.engine.compute(_state, model, training), final), model.companions
+    state, companions = _encoded(await model.runtime.compute(_state, model, training), final), model.companions
     nbytes = 2 * model.config.states_nbytes  # every byte is written, then read again for its checksum
-    snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
+    snapshot = None if wait else await Snapshot.take(model.runtime, _tiles(model), what)
     if snapshot is None:
-        with told_save(model.engine, model.name, final, training.step_count, behind=False):
-            await _write(model, final, state, companions, Counted(model.engine.read, nbytes, progress), files)
+        with told_save(model.runtime, model.name, final, training.step_count, behind=False):
+            await _write(model, final, state, companions, Counted(model.runtime.read, nbytes, progress), files)
         return None
     counted = Counted(snapshot.read, nbytes, progress)
-    task = model.engine.spawn(_write_behind(model, training.step_count, final, state, companions, counted, files))
+    task = model.runtime.spawn(_write_behind(model, training.step_count, final, state, companions, counted, files))
     # Not in the task's own `finally`: a task that is cancelled before it begins never reaches it.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
 
-async def _write_behind(model: Model, step: int, final: Path, state: bytes, companions: Companions, tiles: Counted,
+async def _write_behind(model: ModelState, step: int, final: Path, state: bytes, companions: Companions, tiles: Counted,
                         files: Files) -> None:
-    with told_save(model.engine, model.name, final, step, behind=True):
+    with told_save(model.runtime, model.name, final, step, behind=True):
         await _write(model, final, state, companions, tiles, files)
 
 
-async def _write(model: Model, final: Path, state: bytes, companions: Companions, tiles: Counted, files: Files) -> None:
+async def _write(model: ModelState, final: Path, state: bytes, companions: Companions, tiles: Counted, files: Files) -> None:
     read = tiles.read
     async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
         await write_model(folder, model.parameters, companions, read, files)
@@ -123,7 +123,7 @@ async def _write(model: Model, final: Path, state: bytes, companions: Companions
     tiles.end()
 
 
-def _state(model: Model, training: Training) -> dict[str, Any]:
+def _state(model: ModelState, training: Training) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "step_count": training.step_count,
@@ -162,21 +162,21 @@ def _training(state: dict[str, Any]) -> Training:
     )
 
 
-def _arithmetic(model: Model) -> dict[str, Any]:
+def _arithmetic(model: ModelState) -> dict[str, Any]:
     """Return the device's part of what bits depend on: the precision, and how many times as tall as wide row tiles are."""
-    return {"precision": model.engine.precision, "tall": model.tiling.tall}
+    return {"precision": model.runtime.precision, "tall": model.tiling.tall}
 
 
-def _tiles(model: Model) -> Iterator[Tile]:
+def _tiles(model: ModelState) -> Iterator[Tile]:
     """Yield the tiles that a checkpoint holds, parameter by parameter."""
     for parameter in model.parameters.values():
         for family in ("weights", *MOMENTS):
             yield from getattr(parameter, family).values()
 
 
-async def load(engine: Share, path: str | os.PathLike[str]) -> tuple[Model, Training]:
+async def load(runtime: Runtime, path: str | os.PathLike[str]) -> tuple[ModelState, Training]:
     """Return a model with its moments, and its training, from a checkpoint folder. Runs on the device's loop."""
-    files = engine.files(f"the load of {os.fspath(path)}")
+    files = runtime.files(f"the load of {os.fspath(path)}")
     folder = await files.run(whole_folder, path)
     if not await files.run(folder.is_dir):
         raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder written by Trainer.save")
@@ -193,13 +193,13 @@ async def load(engine: Share, path: str | os.PathLike[str]) -> tuple[Model, Trai
         source = await files.run(lambda: opened.enter_context(Pretrained(folder, files.tick)))
         moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
         try:
-            model = Model(engine, source.config, state["tile"])
+            model = ModelState(runtime, source.config, state["tile"])
             training = _training(state)
-            model.companions = source.companions
+            model.companions = checked(source.companions)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
-        _warn_of_changes(state, await engine.compute(surroundings) | _arithmetic(model), folder)
+        _warn_of_changes(state, await runtime.compute(surroundings) | _arithmetic(model), folder)
         await model.set_weights(source.read, files)
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:
@@ -272,7 +272,7 @@ def _moments(folder: Path, config: Config, tick: Callable[[], object]) -> Tensor
     return reader
 
 
-def _check_moments(model: Model, moments: TensorReader, folder: Path) -> None:
+def _check_moments(model: ModelState, moments: TensorReader, folder: Path) -> None:
     found = set(moments.names())
     for parameter in model.parameters.values():
         for family in MOMENTS:

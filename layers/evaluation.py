@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from asynctile.layers.batch import Batches
 from asynctile.layers.feed import Feed, pair
-from asynctile.layers.model import Model
+from asynctile.layers.model import Model, model_state_of
 from asynctile.layers.report import as_json
-from asynctile.layers.requests import check_kind
 from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer
 from asynctile.ops.cross_entropy import IGNORED
 
@@ -66,11 +65,11 @@ async def evaluate(
     bytes_per_token: of the text behind the targets (`mean_bytes`). progress: called with the number of finished batches; an
     exception that it raises ends the evaluation. ValueError if there is no batch, and all errors of `Model.loss`.
     """
-    check_kind("model", model, Model, "a model, such as GPT2.create makes")
+    state = model_state_of(model)
     begun_s = time.perf_counter()
     total, tokens, done = 0.0, 0, 0
     feed = Feed(batches)
-    model.engine.dependents.add(feed)
+    state.runtime.life.dependents.add(feed)
     try:
         while True:
             try:

@@ -25,7 +25,7 @@ from asynctile.layers.batch import Batch, Batches
 from asynctile.layers.guesses import by_async_for
 from asynctile.layers.notebook import StepBar
 from asynctile.layers.report import StepReport
-from asynctile.share import Share
+from asynctile.lifetime import Lifetime
 from asynctile.streams.event import resolve
 from asynctile.threads import start
 
@@ -115,11 +115,11 @@ class Steps:
     A cancelled iteration can be continued: no batch is lost or used twice.
     """
 
-    def __init__(self, engine: Share, step: Step, batches: Batches, steps: int | None, ended: Ended) -> None:
-        self._engine = engine
+    def __init__(self, life: Lifetime, step: Step, batches: Batches, steps: int | None, ended: Ended) -> None:
+        self._life = life
         self._step = step
         self._feed = Feed(batches)
-        engine.dependents.add(self._feed)
+        life.dependents.add(self._feed)
         self._left = self._asked = steps
         self._ended = ended
         #: the batch that was taken and has not been counted by a step
@@ -131,7 +131,7 @@ class Steps:
         return self
 
     async def __anext__(self) -> StepReport:
-        self._engine.check_process()  # a forked child has no feed thread
+        self._life.check_process()  # a forked child has no feed thread
         if self._bar is None:
             self._bar = StepBar(self._left)
         if self._left is not None and self._left <= 0:

@@ -21,6 +21,7 @@ ATTRIBUTES = {
         "save_model": "trainer.model.save_pretrained(path)", "save_checkpoint": "trainer.save(path)",
     },
     "Model": {
+        "train": "Trainer(model).run(batches)", "parameters": "await model.state_dict()",
         "save": "model.save_pretrained(path), or trainer.save(path) to resume from it", "forward": "model.logits(tokens)",
         "load": "GPT2.from_pretrained(engine, path)", "fit": "Trainer(model).run(batches)",
     },

@@ -11,7 +11,7 @@ from typing import TypeVar
 from asynctile.errors import BudgetError
 from asynctile.layers.activations import Room, sizes_of
 from asynctile.layers.arrangement import Arrangement, Recorded, Surroundings, arrange
-from asynctile.layers.model import Model
+from asynctile.layers.model_state import ModelState
 from asynctile.layers.programs import PROGRAMS
 from asynctile.layers.rows import Rows
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 class Keeping:
     """The choices for `model`. recompute: as in Trainer."""
 
-    def __init__(self, model: Model, recompute: bool | str) -> None:
+    def __init__(self, model: ModelState, recompute: bool | str) -> None:
         self._model = model
-        self._engine = model.engine
+        self._runtime = model.runtime
         self._recompute = recompute
         #: the latest choices by kind, batch and caps, at most as many as there are programs
         self._chosen: dict[Hashable, Arrangement] = {}
@@ -36,7 +36,7 @@ class Keeping:
         The choice is made once for a batch and caps, whatever part of the caps is lent out meanwhile, so steps repeat. If other
         tiles have come since and the program is refused, "auto" keeps no activations from then on.
         """
-        arenas = [tier.arena for tier in self._engine.tiers.from_the_top()]
+        arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()]
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
         key = kind, rows.batch, rows.length, rows.micro_batches, rooms
         if key not in self._chosen:
@@ -56,21 +56,21 @@ class Keeping:
             del self._chosen[next(iter(self._chosen))]
 
     async def _arranged(self, kind: str, rows: Rows, rooms: tuple[Room, ...]) -> Arrangement:
-        model, engine = self._model, self._engine
-        async with engine.exclusive():  # so no other job's temporaries are counted
-            found = {residency.tile for tier in engine.tiers.from_the_top() for residency in tier.ledger.resident}
+        model, runtime = self._model, self._runtime
+        async with runtime.exclusive():  # so no other job's temporaries are counted
+            found = {residency.tile for tier in runtime.tiers.from_the_top() for residency in tier.ledger.resident}
 
         def chosen() -> Arrangement:
             standing = set(model.standing())
             around = Surroundings(
                 rooms=[room.without(found - standing) for room in rooms],
                 standing=sizes_of(standing),
-                spills=engine.tiers.spill is not None,
-                cores=1 if engine.tiers.device.workers is None else engine.tiers.device.workers.threads,
-                rates=engine.tiers.rates,
-                copies=engine.device == "emulated",
+                spills=runtime.tiers.spill is not None,
+                cores=1 if runtime.tiers.device.workers is None else runtime.tiers.device.workers.threads,
+                rates=runtime.tiers.rates,
+                copies=runtime.device.name == "emulated",
             )
             recorded = Recorded(kind, model.parameters)
-            return arrange(recorded, rows, around, precision=engine.precision, recompute=self._recompute)
+            return arrange(recorded, rows, around, precision=runtime.precision, recompute=self._recompute)
 
-        return await engine.compute(chosen)
+        return await runtime.compute(chosen)

@@ -8,7 +8,7 @@ from typing import Any
 
 from asynctile.errors import CheckpointError, DeviceError
 from asynctile.layers.exchange import ReadTile
-from asynctile.share import Share
+from asynctile.runtime import Runtime
 from asynctile.storage.tile import Tile
 
 #: Called with the bytes done and the bytes in all.
@@ -18,8 +18,8 @@ Progress = Callable[[int, int], object]
 class Saving:
     """The background save that nobody has asked about since it began, if there is one."""
 
-    def __init__(self, engine: Share) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, task: asyncio.Task[None] | None) -> None:
@@ -33,13 +33,13 @@ class Saving:
 
     async def ended(self) -> None:
         """Wait for the save, from any loop, and raise its error, once. Cancelling this does not cancel the save."""
-        self._engine.check_process()
+        self._runtime.life.check_process()
         task = self._task
         if task is None:
             return
         if not task.done():
             try:
-                await self._engine.call(asyncio.wait([task]))
+                await self._runtime.call(asyncio.wait([task]))
             except DeviceError:  # the engine is closing, and it ends saves before it ends their waiters
                 if not task.done():
                     raise

@@ -70,7 +70,7 @@ class Server:
         if self._is_open:
             raise DeviceError("the server is open already, and the inner block would close it at its end; enter it once")
         self._opener = asyncio.get_running_loop()
-        await self._source.share.call(self._open(), undo=lambda _: self._close())
+        await self._source.runtime.call(self._open(), undo=lambda _: self._close())
         return self
 
     async def __aexit__(
@@ -89,7 +89,7 @@ class Server:
     async def _finish(self, kind: type[BaseException] | None, began_on: asyncio.AbstractEventLoop) -> None:
         if self._is_open:
             self._is_open = False
-            await self._source.share.give_back(self._close, kind, began_on)
+            await self._source.runtime.give_back(self._close, kind, began_on)
 
     async def publish(self) -> bool:
         """Return whether texts that begin from now on use the weights of the model's last step.
@@ -100,7 +100,7 @@ class Server:
         DeviceError once the server is closed.
         """
         self._check_open()
-        return await self._source.share.call(self._source.publish())
+        return await self._source.runtime.call(self._source.publish())
 
     def generate(
         self,

@@ -51,7 +51,7 @@ class Serving:
     def __init__(self, source: Source, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
         self.cache = KVCache(source.parameters)
         self._source = source
-        self._share = source.share
+        self._runtime = source.runtime
         self._most = most
         self._config = source.parameters.config
         self._pages = Pages(most * self._pages_for(self._config.block_size) if pages is None else pages)
@@ -86,9 +86,9 @@ class Serving:
         thrown away.
         """
         request.loop = asyncio.get_running_loop()
-        reader = Reader(request, self._share.check_process)  # a forked child has no engine loop to write to it
+        reader = Reader(request, self._runtime.life.check_process)  # a forked child has no engine loop to write to it
         try:
-            await self._share.call(self._submit(request))
+            await self._runtime.call(self._submit(request))
         except BaseException:
             reader.close()
             raise
@@ -110,7 +110,7 @@ class Serving:
             await asyncio.wait([self._task])
         tiles = list(self.cache.tiles(0, self._filled))
         self._filled = 0
-        await self._share.release(tiles)
+        await self._runtime.release(tiles)
 
     def _pages_for(self, positions: int) -> int:
         return -(-positions // self.cache.positions)
@@ -121,10 +121,10 @@ class Serving:
         weights = self._source.newest
         weights.check_whole("generate")
         if self._task is None or self._task.done():
-            self._task = self._share.begin(self._serve())
+            self._task = self._runtime.begin(self._serve())
             self._task.add_done_callback(self._ended)
         request.weights = weights
-        request.told = ToldRequest(self._share, weights.name, len(request.tokens))
+        request.told = ToldRequest(self._runtime, weights.name, len(request.tokens))
         weights.readers += 1
         self._waiting.append(request)
 
@@ -138,7 +138,7 @@ class Serving:
 
     async def _rounds(self) -> None:
         """Make one round, and further ones as long as others do not need the share."""
-        async with self._share.rounds() as go_on:
+        async with self._runtime.rounds() as go_on:
             while (self._running or self._waiting) and go_on(await self._round()):
                 pass
             if not (self._running or self._waiting or self._keeps):
@@ -162,7 +162,7 @@ class Serving:
             self._fail(list(self._running), error)
             await self._give_back()  # what the pages hold may be useless
             return False
-        self._share.rest()
+        self._runtime.rest()
         await self._choose(wanting, logits)
         return bool(wanting)
 
@@ -199,19 +199,19 @@ class Serving:
         if pages <= self._filled:
             return
         program = await self._program(weights, self._most_rows, pages)
-        await self._share.cut(self._demand(weights, program, pages))
+        await self._runtime.cut(self._demand(weights, program, pages))
         new = list(self.cache.tiles(self._filled, pages))
         try:
-            await self._share.fill((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
+            await self._runtime.fill((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
         except BaseException:
-            await under_shield(self._share.empty(new))
+            await under_shield(self._runtime.empty(new))
             raise
         self._filled = pages
 
     async def _give_back(self) -> None:
         """Free the cache's memory, when no request has a page."""
         if self._filled:
-            await self._share.empty(self.cache.tiles(0, self._filled))
+            await self._runtime.empty(self.cache.tiles(0, self._filled))
             self._filled = 0
 
     async def _program(self, weights: Weights, rows: int, pages: int) -> Program:
@@ -222,7 +222,7 @@ class Serving:
             return found
         wanted = min(rows, self._most)
         record = partial(record_decode, weights.parameters, self.cache, rows=rows, pages=pages, wanted=wanted)
-        return await self._share.compute(self._programs.get, key, record)
+        return await self._runtime.compute(self._programs.get, key, record)
 
     def _demand(self, weights: Weights, program: Program, pages: int) -> Demand:
         return weights.demand(program, self.cache.tiles(0, pages))
@@ -243,7 +243,7 @@ class Serving:
         program = await self._program(weights, rows, pages)
         inputs = inputs_of(spans(running, parts), self.cache.positions, rows, pages)
         logits = np.empty((min(rows, self._most), self._config.vocab_size), np.float32)
-        run = await self._share.start(program, self._demand(weights, program, pages), inputs, {"logits": logits})
+        run = await self._runtime.start(program, self._demand(weights, program, pages), inputs, {"logits": logits})
         try:
             await run.finish()
         except BaseException as error:
@@ -263,7 +263,7 @@ class Serving:
             return [_chosen(request, row) for request, row in zip(requests, logits, strict=False)]
 
         at_once = len(requests) * logits.shape[1] <= AT_ONCE
-        chosen = work() if at_once else await self._share.compute(work)
+        chosen = work() if at_once else await self._runtime.compute(work)
         for request, token in zip(requests, chosen, strict=True):
             if isinstance(token, Exception):
                 self._fail([request], token)

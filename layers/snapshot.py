@@ -12,7 +12,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from asynctile.memory.caps import Loan
-from asynctile.share import Share
+from asynctile.runtime import Runtime
 from asynctile.storage.tile import Tile
 
 
@@ -24,20 +24,20 @@ class Snapshot:
         self._copies: dict[Tile, NDArray[Any]] = {}
 
     @classmethod
-    async def take(cls, engine: Share, tiles: Iterable[Tile], who: str) -> Self | None:
+    async def take(cls, runtime: Runtime, tiles: Iterable[Tile], who: str) -> Self | None:
         """Return copies of the tiles; None, with nothing copied, if the engine has no room.
 
         No other program runs meanwhile. Otherwise there could be a deadlock: a program that wants the RAM back keeps the engine
         until it has it, and this method would wait for the engine. who: names the user of the copies in messages.
         """
         tiles = list(tiles)
-        async with engine.exclusive():
-            loan = engine.borrow(sum(tile.nbytes for tile in tiles), who)
+        async with runtime.exclusive():
+            loan = runtime.tiers.caps.borrow(sum(tile.nbytes for tile in tiles), who)
             if loan is None:
                 return None
             snapshot = cls(loan)
             try:
-                snapshot._copies |= zip(tiles, await engine.copies(tiles), strict=True)
+                snapshot._copies |= zip(tiles, await runtime.copies(tiles), strict=True)
             except BaseException:
                 snapshot.give_back()
                 raise

@@ -11,7 +11,7 @@ from typing import Protocol
 from asynctile.layers.parameters import Parameters
 from asynctile.program.program import Program
 from asynctile.repeat.job import Job
-from asynctile.share import Share
+from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -22,7 +22,7 @@ class Weights(Protocol):
     version: a number that differs after every change of the weights. readers: how many requests use them. name: the model's.
     """
 
-    engine: Share
+    runtime: Runtime
     name: str
     parameters: Parameters
     readers: int
@@ -43,7 +43,7 @@ class Weights(Protocol):
 class Source(Protocol):
     """The place that texts take their weights from. share: where they are computed. parameters: their shapes."""
 
-    share: Share
+    runtime: Runtime
     parameters: Parameters
 
     @property
@@ -64,7 +64,7 @@ class InPlace:
     """A model's own weights, read on its own share between its steps."""
 
     def __init__(self, model: Weights) -> None:
-        self.share = model.engine
+        self.runtime = model.runtime
         self.parameters = model.parameters
         self.newest = model
 

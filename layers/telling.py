@@ -31,98 +31,98 @@ from asynctile.events import (
     TextsWait,
 )
 from asynctile.layers.report import StepReport
-from asynctile.share import Share
+from asynctile.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
 #: Shares for which it was already reported that texts wait for steps.
-_TOLD: WeakSet[Share] = WeakSet()
+_TOLD: WeakSet[Runtime] = WeakSet()
 
 
-def tell_step(share: Share, model: str, report: StepReport) -> None:
+def tell_step(runtime: Runtime, model: str, report: StepReport) -> None:
     """Count and report a step that has updated or was skipped."""
-    counts = share.counts
+    counts = runtime.counts
     counts.steps += not report.skipped
     counts.skipped_steps += report.skipped
     counts.step_tokens += report.tokens
     counts.step_s += report.step_s
-    share.tell(
+    runtime.tell(
         StepDone, model=model, step=report.step, loss=report.loss, lr=report.lr, grad_norm=report.grad_norm,
         tokens=report.tokens, step_s=report.step_s, stall_s=report.stall_s, uploaded_bytes=report.uploaded_bytes,
         downloaded_bytes=report.downloaded_bytes, spill_read_bytes=report.spill_read_bytes,
         spill_written_bytes=report.spill_written_bytes, skipped=report.skipped, played=report.played,
     )  # fmt: skip
-    if (recorder := share.recorder) is not None:
+    if (recorder := runtime.life.recorder) is not None:
         said = {name: value for name, value in report.as_dict().items() if isinstance(value, int | float)}
-        recorder.step(share.name, f"step {report.step}", report.step_s, said)
+        recorder.step(runtime.tell.share, f"step {report.step}", report.step_s, said)
     if report.skipped:
         what = f"its gradient ({report.grad_norm:g})" if math.isfinite(report.loss) else f"its loss ({report.loss:g})"
         text = f"the step after step {report.step} of {model} was skipped: {what} was not finite"
         logger.warning("%s", text)
-        share.tell(Fault, kind=SKIPPED, text=text)
+        runtime.tell(Fault, kind=SKIPPED, text=text)
     else:
         logger.debug("step %d of %s: loss %.6g in %.3f s", report.step, model, report.loss, report.step_s)
 
 
-def tell_data_ended(share: Share, model: str, steps: int, asked: int) -> None:
+def tell_data_ended(runtime: Runtime, model: str, steps: int, asked: int) -> None:
     """Report that the batches of a run ended before as many steps as were asked for."""
     text = "the batches of %s ended after %d of %d steps; give more batches, or ask for fewer steps"
     logger.warning(text, model, steps, asked)
-    share.tell(DataEnded, model=model, steps=steps, asked=asked)
+    runtime.tell(DataEnded, model=model, steps=steps, asked=asked)
 
 
-def tell_torn(share: Share, model: str, why: str) -> None:
+def tell_torn(runtime: Runtime, model: str, why: str) -> None:
     """Report that a model is torn: its weights belong to no single step any more."""
     logger.warning("%s is torn: %s", model, why)
-    share.tell(Fault, kind=TORN, text=f"{model} is torn: {why}")
+    runtime.tell(Fault, kind=TORN, text=f"{model} is torn: {why}")
 
 
-def tell_texts_wait(share: Share, model: str) -> None:
+def tell_texts_wait(runtime: Runtime, model: str) -> None:
     """Report that a text of a model has waited for a step on its own share."""
     text = (f"texts of {model} wait for the training steps on their share, and each step discards their cache; "
             "use model.serve(part), with part another share of the engine, so that texts wait for no step")  # fmt: skip
     logger.warning("%s", text)
-    share.tell(TextsWait, model=model, text=text)
+    runtime.tell(TextsWait, model=model, text=text)
 
 
-def tell_failed(share: Share, model: str, error: Exception) -> None:
+def tell_failed(runtime: Runtime, model: str, error: Exception) -> None:
     """Report that a run of a model failed in its operations, transfers or tiers. The error goes to the run's awaiter."""
-    share.tell(Fault, kind=OPERATION, text=f"a run of {model} failed: {error}")
+    runtime.tell(Fault, kind=OPERATION, text=f"a run of {model} failed: {error}")
 
 
 @contextmanager
-def told_save(share: Share, model: str, path: Path, step: int, *, behind: bool) -> Iterator[None]:
+def told_save(runtime: Runtime, model: str, path: Path, step: int, *, behind: bool) -> Iterator[None]:
     """Report the beginning and the end of writing a folder, around its body.
 
     behind: whether it runs in a task that nobody may await, so that a failure is logged as well.
     """
     began = time.monotonic()
-    share.tell(SaveBegun, model=model, path=str(path), step=step, behind=behind)
+    runtime.tell(SaveBegun, model=model, path=str(path), step=step, behind=behind)
     try:
         yield
     except BaseException as error:
         why = "it was cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else str(error)
         if behind:
             logger.warning("the save of %s at step %d to %s failed: %s", model, step, path, why)
-        share.tell(SaveFailed, model=model, path=str(path), step=step, seconds=time.monotonic() - began, error=why)
+        runtime.tell(SaveFailed, model=model, path=str(path), step=step, seconds=time.monotonic() - began, error=why)
         raise
     seconds = time.monotonic() - began
     logger.info("%s at step %d is saved in %s after %.1f s", model, step, path, seconds)
-    share.tell(SaveDone, model=model, path=str(path), step=step, seconds=seconds)
+    runtime.tell(SaveDone, model=model, path=str(path), step=step, seconds=seconds)
 
 
 class ToldRequest:
     """The events of one request for text, on the engine's loop, from when it was asked for. share: computes the request."""
 
-    def __init__(self, share: Share, model: str, prompt_tokens: int) -> None:
-        self._share = share
+    def __init__(self, runtime: Runtime, model: str, prompt_tokens: int) -> None:
+        self._runtime = runtime
         self._model = model
         self._number = next(_NUMBERS)
         self._prompt_tokens = prompt_tokens
         self._new_tokens = 0
         self._asked = time.monotonic()
-        self._steps = share.counts.steps
+        self._steps = runtime.counts.steps
         self._waited_s: float | None = None
         self._first_token_s: float | None = None
 
@@ -130,26 +130,26 @@ class ToldRequest:
         """Report that the request is admitted."""
         waited_s = self._waited_s = time.monotonic() - self._asked
         tokens = self._prompt_tokens
-        self._share.tell(RequestBegun, model=self._model, request=self._number, prompt_tokens=tokens, waited_s=waited_s)
+        self._runtime.tell(RequestBegun, model=self._model, request=self._number, prompt_tokens=tokens, waited_s=waited_s)
 
     def token(self) -> None:
         """Count one more token, and report the first."""
         self._new_tokens += 1
-        self._share.counts.request_tokens += 1
-        if self._share.counts.steps != self._steps and self._share not in _TOLD:
-            _TOLD.add(self._share)
-            tell_texts_wait(self._share, self._model)
+        self._runtime.counts.request_tokens += 1
+        if self._runtime.counts.steps != self._steps and self._runtime not in _TOLD:
+            _TOLD.add(self._runtime)
+            tell_texts_wait(self._runtime, self._model)
         if self._first_token_s is None:
             seconds = self._first_token_s = time.monotonic() - self._asked
-            self._share.tell(FirstToken, model=self._model, request=self._number, seconds=seconds)
+            self._runtime.tell(FirstToken, model=self._model, request=self._number, seconds=seconds)
 
     def end(self, reason: str, error: str | None) -> None:
         """Report that the request is over."""
         total_s = time.monotonic() - self._asked
-        counts = self._share.counts
+        counts = self._runtime.counts
         counts.requests += 1
         counts.request_s += total_s
-        self._share.tell(
+        self._runtime.tell(
             RequestDone, model=self._model, request=self._number, reason=reason, prompt_tokens=self._prompt_tokens,
             new_tokens=self._new_tokens, waited_s=total_s if self._waited_s is None else self._waited_s,
             first_token_s=self._first_token_s, total_s=total_s, error=error,

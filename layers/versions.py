@@ -23,7 +23,7 @@ from asynctile.loop.exclusive import Exclusive
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.repeat.job import Job
-from asynctile.share import Share
+from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Followed(Protocol):
     """The interface of a model that has versions."""
 
-    engine: Share
+    runtime: Runtime
     name: str
     config: Config
     tiling: Tiling
@@ -62,8 +62,8 @@ class Version:
     how many texts use it.
     """
 
-    def __init__(self, engine: Share, name: str, parameters: Parameters, beside: Sequence[Tile] = ()) -> None:
-        self.engine = engine
+    def __init__(self, runtime: Runtime, name: str, parameters: Parameters, beside: Sequence[Tile] = ()) -> None:
+        self.runtime = runtime
         self.name = name
         self.parameters = parameters
         self.number: int | None = None
@@ -105,14 +105,14 @@ class Versions:
     weights at the time of `open`.
     """
 
-    def __init__(self, model: Followed, share: Share, *, follows: bool = True) -> None:
+    def __init__(self, model: Followed, runtime: Runtime, *, follows: bool = True) -> None:
         self.model = model
-        self.share = share
+        self.runtime = runtime
         parameters = [
-            Parameters(model.config, model.tiling, model.engine.precision) for _ in range(VERSIONS if follows else 1)
+            Parameters(model.config, model.tiling, model.runtime.precision) for _ in range(VERSIONS if follows else 1)
         ]
         standing = list(chain.from_iterable(one.weights() for one in parameters))
-        self.all = [Version(share, model.name, one, standing) for one in parameters]
+        self.all = [Version(runtime, model.name, one, standing) for one in parameters]
         self.newest = self.all[0]
         self.parameters = self.newest.parameters
         #: how long the last publishing took, successful or not, and when it ended
@@ -124,7 +124,7 @@ class Versions:
         async with self.model.changing.held():
             self.model.check_whole("serve")
             self._is_over = False
-            await self.share.reserve(demand_of([], chain.from_iterable(version.tiles() for version in self.all)))
+            await self.runtime.reserve(demand_of([], chain.from_iterable(version.tiles() for version in self.all)))
             await self._publish(self.newest)
             self.model.followers.append(self)
 
@@ -133,7 +133,7 @@ class Versions:
 
         An error here does not reach the training: texts go on with the version before.
         """
-        if not self.share.is_open:  # its server closed with it
+        if not self.runtime.is_open:  # its server closed with it
             self.model.followers.remove(self)
             return
         if perf_counter() - self._ended_at < self._took_s / EFFORT:
@@ -157,7 +157,7 @@ class Versions:
         self._is_over = True
         if self in self.model.followers:
             self.model.followers.remove(self)
-        await self.share.release(chain.from_iterable(version.tiles() for version in self.all))
+        await self.runtime.release(chain.from_iterable(version.tiles() for version in self.all))
 
     async def _renew(self) -> bool:
         """Do the work of `publish`, inside `changing`."""
@@ -178,10 +178,10 @@ class Versions:
         version.number = None
         try:
             for sources, targets in _pieces(self.model.weights(), version.tiles()):
-                values = await self.model.engine.read_all(sources)
+                values = await self.model.runtime.read_all(sources)
                 if self._is_over:  # closed meanwhile: tiles stored now would never be freed
                     return
-                await self.share.store(zip(targets, values, strict=True))
+                await self.runtime.store(zip(targets, values, strict=True))
             version.number = self.model.step_count
             self.newest = version
         finally:  # a failed publishing may take long as well

@@ -7,6 +7,7 @@ import numpy as np
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of
 
@@ -35,14 +36,14 @@ def program_of(*operations):
 
 async def run(engine, program, tiles, inputs=None):
     async def job():
-        async with engine.exclusive():
-            begun = await engine.start(program, demand_of([program], tiles), inputs or {})
+        async with runtime_of(engine).exclusive():
+            begun = await runtime_of(engine).start(program, demand_of([program], tiles), inputs or {})
             try:
                 await begun.finish()
             except Exception as error:
                 return error, {tile.name for tile in await begun.abandon()}
 
-    return await engine.call(job())
+    return await runtime_of(engine).call(job())
 
 
 def moved(engine, before=None):
@@ -55,8 +56,8 @@ def moved(engine, before=None):
 async def prepared(engine, program, tiles):
     """Cut for `program`, with bytes in all `tiles`; returns them."""
     bytes_of = values(tiles)
-    await engine.reserve(demand_of([program], tiles))
-    await engine.store(bytes_of.items())
+    await runtime_of(engine).reserve(demand_of([program], tiles))
+    await runtime_of(engine).store(bytes_of.items())
     return bytes_of
 
 

@@ -9,6 +9,7 @@ from asynctile.ops import gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 
 
@@ -42,8 +43,8 @@ class Matmul:
         return [tile for tiles in self.tiles.values() for tile in tiles.values()]
 
     async def prepare(self, engine):
-        await engine.reserve(self.demand)
-        await engine.store(
+        await runtime_of(engine).reserve(self.demand)
+        await runtime_of(engine).store(
             (tile, self.part(matrix, *key))
             for name, matrix in (("a", self.a), ("b", self.b))
             for key, tile in self.tiles[name].items()
@@ -51,15 +52,15 @@ class Matmul:
 
     async def run(self, engine):
         async def job():
-            async with engine.exclusive():
-                await (await engine.start(self.program, self.demand, {})).finish()
+            async with runtime_of(engine).exclusive():
+                await (await runtime_of(engine).start(self.program, self.demand, {})).finish()
 
-        await engine.call(job())
+        await runtime_of(engine).call(job())
 
     async def result(self, engine):
         whole = np.empty((self.n * self.edge,) * 2, np.float32)
         for key, tile in self.tiles["c"].items():
-            self.part(whole, *key)[...] = await engine.read(tile)
+            self.part(whole, *key)[...] = await runtime_of(engine).read(tile)
         return whole
 
     def part(self, matrix, i, j):

@@ -6,6 +6,8 @@ What waits for a clock, a disk or another process is not brought to rest here.
 import asyncio
 import threading
 
+from asynctile.share import runtime_of
+
 #: More than any chain of coroutines that wait for each other, and for nothing else.
 TURNS = 20
 
@@ -19,7 +21,7 @@ async def turns():
 async def settle(engine):
     """Turns for this loop and for the engine's: what waits for no thread has come to where it waits."""
     for _ in range(TURNS):
-        await engine.call(asyncio.sleep(0))
+        await runtime_of(engine).call(asyncio.sleep(0))
 
 
 def let_through(stream):

@@ -11,6 +11,7 @@ from asynctile import BudgetError, DeviceError, Engine
 from asynctile.ops import copy, fill, gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.matmul import Matmul, product_in_ram
@@ -72,14 +73,14 @@ async def test_single_operations_wait_for_inputs_that_nobody_has_enqueued_yet():
         first, second = (Tile(name, (32, 32)) for name in ("first", "second"))
 
         async def job():
-            consumer = asyncio.create_task(engine.assembly.launch(copy(first, second), None))
+            consumer = asyncio.create_task(runtime_of(engine).assembly.launch(copy(first, second), None))
             await asyncio.sleep(0)
             assert not consumer.done()
-            await engine.assembly.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first), None)
+            await runtime_of(engine).assembly.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first), None)
             await (await consumer).landed()
 
-        await engine.call(job())
-        assert np.allclose(await engine.read(second), work.a @ work.b, atol=1e-3)
+        await runtime_of(engine).call(job())
+        assert np.allclose(await runtime_of(engine).read(second), work.a @ work.b, atol=1e-3)
 
 
 async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
@@ -87,30 +88,30 @@ async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
     async with engine_for(work, "cpu") as engine:
         await work.prepare(engine)
         gate = threading.Event()
-        engine.kernels["fill"] = lambda target, value: gate.wait()
+        runtime_of(engine).device.kernels["fill"] = lambda target, value: gate.wait()
         issued = 0
 
         async def job():
             nonlocal issued
             for _ in range(2 * RUN_AHEAD_OPERATIONS):
-                await engine.assembly.launch(fill(work.tiles["c"][0, 0], 1.0), None)
+                await runtime_of(engine).assembly.launch(fill(work.tiles["c"][0, 0], 1.0), None)
                 issued += 1
 
-        running = asyncio.create_task(engine.call(job()))
+        running = asyncio.create_task(runtime_of(engine).call(job()))
         async with asyncio.timeout(30):
             while issued < RUN_AHEAD_OPERATIONS:  # noqa: ASYNC110  # counted on the other loop
                 await asyncio.sleep(0)
         assert issued == RUN_AHEAD_OPERATIONS
         gate.set()
         await running
-        await engine.synchronize()
+        await runtime_of(engine).synchronize()
 
 
 async def test_a_failing_kernel_fails_what_depends_on_it_and_the_engine_goes_on():
     work = Matmul()
     async with engine_for(work, "emulated", slots=6) as engine:
         await work.prepare(engine)
-        real, calls = engine.kernels["gemm"], []
+        real, calls = runtime_of(engine).device.kernels["gemm"], []
 
         def fails_once(*args):
             calls.append(None)
@@ -118,17 +119,17 @@ async def test_a_failing_kernel_fails_what_depends_on_it_and_the_engine_goes_on(
                 raise FloatingPointError("kernel 20")
             real(*args)
 
-        engine.kernels["gemm"] = fails_once
+        runtime_of(engine).device.kernels["gemm"] = fails_once
 
         async def job():
-            async with engine.exclusive():
-                run = await engine.start(work.program, work.demand, {})
+            async with runtime_of(engine).exclusive():
+                run = await runtime_of(engine).start(work.program, work.demand, {})
                 try:
                     await run.finish()
                 except FloatingPointError:
                     return {tile.name[0] for tile in await run.abandon()}
 
-        assert await engine.call(job()) == {"c"}
+        assert await runtime_of(engine).call(job()) == {"c"}
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
@@ -141,7 +142,7 @@ async def test_closing_leaves_no_thread_and_a_closed_engine_says_so():
     names = {thread.name for thread in threading.enumerate()}
     assert not any(name.startswith("asynctile") for name in names)
     with pytest.raises(DeviceError, match="not open"):
-        await engine.synchronize()
+        await runtime_of(engine).synchronize()
 
 
 async def test_reading_a_tile_that_was_never_written_names_it():
@@ -149,7 +150,7 @@ async def test_reading_a_tile_that_was_never_written_names_it():
     async with engine_for(work, "emulated") as engine:
         await work.prepare(engine)
         with pytest.raises(Exception, match=r"c\[0,0\] was never written"):
-            await engine.read(work.tiles["c"][0, 0])
+            await runtime_of(engine).read(work.tiles["c"][0, 0])
 
 
 async def test_without_prefetch_no_load_runs_beside_a_kernel(tmp_path):
@@ -179,9 +180,9 @@ async def test_a_temporary_may_be_named_twice_by_its_last_operation():
         await work.prepare(engine)
 
         async def job():
-            async with engine.exclusive():
-                await (await engine.start(program, demand_of([program], work.standing()), {})).finish()
+            async with runtime_of(engine).exclusive():
+                await (await runtime_of(engine).start(program, demand_of([program], work.standing()), {})).finish()
 
-        await engine.call(job())
+        await runtime_of(engine).call(job())
         product = work.a @ work.b
-        assert np.allclose(await engine.read(c), product @ product, atol=1e-2)
+        assert np.allclose(await runtime_of(engine).read(c), product @ product, atol=1e-2)

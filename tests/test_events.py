@@ -16,6 +16,7 @@ from asynctile.events import REPAIR, RETRY, STALL, Closing, Fault, Opened, Openi
 from asynctile.ops import copy, gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.faults import Faults
 from asynctile.storage.tile import Tile
 from asynctile.streams import run_ahead
@@ -34,11 +35,11 @@ async def holder_of(engine):
     go_on, held, here = Future(), asyncio.Event(), asyncio.get_running_loop()
 
     async def holds():
-        async with engine.exclusive():
+        async with runtime_of(engine).exclusive():
             here.call_soon_threadsafe(held.set)
             await asyncio.wrap_future(go_on)
 
-    task = asyncio.create_task(engine.call(holds()))
+    task = asyncio.create_task(runtime_of(engine).call(holds()))
     await held.wait()
     return task, go_on
 
@@ -84,8 +85,8 @@ async def test_a_reader_that_never_reads_holds_up_nothing_and_learns_how_much_it
     async with Engine("cpu") as engine:
         reader = engine.events(limit=2)
         for number in range(5):
-            engine.tell(Fault, kind=RETRY, text=str(number))
-        assert await engine.call(asyncio.sleep(0, "still here")) == "still here"
+            runtime_of(engine).tell(Fault, kind=RETRY, text=str(number))
+        assert await runtime_of(engine).call(asyncio.sleep(0, "still here")) == "still here"
         got = await anext(reader), await anext(reader)
     assert [(event.text, event.dropped) for event in got] == [("3", 3), ("4", 0)]
 
@@ -94,7 +95,7 @@ async def test_a_limit_that_is_none_is_refused_and_nobody_listens():
     async with Engine("cpu") as engine:
         with pytest.raises(ValueError, match="limit is 0"):
             engine.events(limit=0)
-        assert not engine.tell.is_heard
+        assert not runtime_of(engine).tell.is_heard
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("eio_read", RETRY), ("eio_write", RETRY), ("flip_read", REPAIR)])
@@ -116,17 +117,17 @@ async def test_a_cap_that_is_nearly_used_up_is_told_once_and_again_after_it_was_
     tiles = [Tile(f"t{index}", (256, 1024), persistent=True) for index in range(5)]  # a MiB each
     async with Engine("cpu", host_memory="5MiB", spill_limit="64MiB", spill=tmp_path) as engine:
         reader = engine.events()
-        await engine.reserve(demand_of([], tiles))
+        await runtime_of(engine).reserve(demand_of([], tiles))
 
         async def come_and_go(some):
-            await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in some)
-            await engine.release(some)
+            await runtime_of(engine).store((tile, np.zeros(tile.shape, np.float32)) for tile in some)
+            await runtime_of(engine).release(some)
 
-        await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles[:4])
+        await runtime_of(engine).store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles[:4])
         for _ in range(2):
             await come_and_go(tiles[4:])
-        await engine.release(tiles[:4])
-        await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles)
+        await runtime_of(engine).release(tiles[:4])
+        await runtime_of(engine).store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles)
     told = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert [(event.tier, event.used_bytes, event.cap_bytes) for event in told] == [("host_memory", 5 << 20, 5 << 20)] * 2
     assert "host_memory of 5.00 MiB is nearly used up: work that does not fit into the rest will be refused" in told[0].text
@@ -146,11 +147,11 @@ async def test_a_cap_that_only_a_job_itself_uses_up_is_told_once():
         reader = engine.events()
 
         async def job():
-            async with engine.exclusive():
-                await (await engine.start(program, demand, {})).finish()
+            async with runtime_of(engine).exclusive():
+                await (await runtime_of(engine).start(program, demand, {})).finish()
 
         for _ in range(3):
-            await engine.call(job())
+            await runtime_of(engine).call(job())
         assert engine.statistics().host_used_bytes == 3 * work.nbytes
     (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert (told.tier, told.used_bytes, told.cap_bytes) == ("host_memory", 4 * work.nbytes, 4 * work.nbytes)
@@ -170,12 +171,12 @@ async def test_a_cap_below_what_is_wanted_is_told_as_one_that_tiles_come_and_go_
 
 async def test_ram_that_cannot_be_lent_and_who_wanted_it_is_told():
     async def borrow(nbytes):
-        async with engine.exclusive():
-            return engine.borrow(nbytes, "somebody")
+        async with runtime_of(engine).exclusive():
+            return runtime_of(engine).tiers.caps.borrow(nbytes, "somebody")
 
     async with Engine("cpu", host_memory="32MiB") as engine:
         reader = engine.events()
-        assert await engine.call(borrow(40 << 20)) is None
+        assert await runtime_of(engine).call(borrow(40 << 20)) is None
     (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert (told.tier, told.used_bytes, told.cap_bytes) == ("host_memory", 0, 32 << 20)
     assert "has no room for 40.00 MiB for somebody, which goes on without it" in told.text
@@ -186,7 +187,7 @@ async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over
     async with Engine("cpu") as engine:
         reader = engine.events()
         holder, go_on = await holder_of(engine)
-        waiter = asyncio.create_task(engine.synchronize())
+        waiter = asyncio.create_task(runtime_of(engine).synchronize())
         long = await anext(reader)
         assert engine.statistics().waiting_jobs == 1
         go_on.set_result(None)
@@ -194,7 +195,7 @@ async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over
         over = await anext(reader)
         after = engine.statistics()
     assert (type(long), type(over)) == (Waiting, Waiting)
-    assert "Share.synchronize waits for the engine, which is held by" in long.text
+    assert "Runtime.synchronize waits for the engine, which is held by" in long.text
     assert (long.is_over, over.is_over, over.text) == (False, True, long.text)
     assert 0 <= long.seconds <= over.seconds == after.waited_s
     assert after.waiting_jobs == 0
@@ -210,7 +211,7 @@ async def test_a_wait_that_is_short_is_counted_and_never_told():
     async with Engine("cpu", make_loop=make_loop) as engine:
         reader = engine.events()
         holder, go_on = await holder_of(engine)
-        waiter = asyncio.create_task(engine.synchronize())
+        waiter = asyncio.create_task(runtime_of(engine).synchronize())
         await settle(engine)
         go_on.set_result(None)
         await asyncio.gather(holder, waiter)
@@ -223,21 +224,21 @@ async def test_whoever_waits_for_lent_ram_is_told_by_name(monkeypatch):
     monkeypatch.setattr(run_ahead, "LONG_S", 0.0)
 
     async def borrow():
-        async with engine.exclusive():
-            return engine.borrow(30 << 20, "the save of a model")
+        async with runtime_of(engine).exclusive():
+            return runtime_of(engine).tiers.caps.borrow(30 << 20, "the save of a model")
 
     async def give_back(loan):
         loan.give_back()
 
     async with Engine("cpu", host_memory="32MiB") as engine:
-        loan = await engine.call(borrow())
+        loan = await runtime_of(engine).call(borrow())
         reader = engine.events()
         tiles = [Tile(f"t{index}", (512, 1024), persistent=True) for index in range(4)]
-        reserving = asyncio.create_task(engine.reserve(demand_of([], tiles)))
+        reserving = asyncio.create_task(runtime_of(engine).reserve(demand_of([], tiles)))
         told = await anext(reader)
-        await engine.call(give_back(loan))
+        await runtime_of(engine).call(give_back(loan))
         await reserving
-    assert "Share.reserve waits for RAM, but 30.00 MiB is lent to the save of a model" in told.text
+    assert "Runtime.reserve waits for RAM, but 30.00 MiB is lent to the save of a model" in told.text
 
 
 async def test_a_stall_is_told_as_it_is_raised():
@@ -245,7 +246,7 @@ async def test_a_stall_is_told_as_it_is_raised():
         reader = engine.events()
         holder, go_on = await holder_of(engine)
         with pytest.raises(StalledError) as caught:
-            await engine.synchronize()
+            await runtime_of(engine).synchronize()
         go_on.set_result(None)
         await holder
     (told,) = [event for event in await rest(reader) if isinstance(event, Fault)]
@@ -256,8 +257,8 @@ async def test_events_of_a_share_bear_its_name_and_reach_the_readers_of_the_engi
     async with Engine("cpu", host_memory="32MiB") as engine:
         reader = engine.events()
         async with engine.share(host_memory="8MiB", name="chat") as chat:
-            chat.tell(Fault, kind=RETRY, text="in a share")
+            runtime_of(chat).tell(Fault, kind=RETRY, text="in a share")
             with pytest.raises(BudgetError):
-                await chat.reserve(demand_of([], [Tile("t", (2048, 2048), persistent=True)]))
+                await runtime_of(chat).reserve(demand_of([], [Tile("t", (2048, 2048), persistent=True)]))
     (told,) = [event for event in await rest(reader) if isinstance(event, Fault)]
     assert (told.share, told.text) == ("chat", "in a share")

@@ -9,6 +9,7 @@ import pytest
 
 from asynctile import BudgetError, Engine, StalledError, TierError
 from asynctile.ops import gemm
+from asynctile.share import runtime_of
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.matmul import Matmul, engine_for
 from tests.settle import settle, turns, until
@@ -49,8 +50,8 @@ async def test_a_program_goes_on_after_a_tier_has_failed_once(tmp_path):
         await work.prepare(engine)
 
         async def job():
-            async with engine.exclusive():
-                run = await engine.start(work.program, work.demand, {})
+            async with runtime_of(engine).exclusive():
+                run = await runtime_of(engine).start(work.program, work.demand, {})
                 faults.arm("eio_read", after=4, lasting=True)
                 try:
                     await run.finish()
@@ -58,7 +59,7 @@ async def test_a_program_goes_on_after_a_tier_has_failed_once(tmp_path):
                     faults.disarm()
                     return {tile.name[0] for tile in await run.abandon()}
 
-        assert await engine.call(job()) <= {"c"}
+        assert await runtime_of(engine).call(job()) <= {"c"}
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
@@ -123,7 +124,7 @@ async def test_a_kernel_that_hangs_is_named(tmp_path):
     work, gate = Matmul(n=1), threading.Event()
     async with Engine("cpu", watchdog=0.2) as engine:
         await work.prepare(engine)
-        engine.kernels["gemm"] = lambda *args: gate.wait()
+        runtime_of(engine).device.kernels["gemm"] = lambda *args: gate.wait()
         async with asyncio.timeout(20):
             with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
                 await work.run(engine)
@@ -143,10 +144,10 @@ async def test_an_input_that_nobody_writes_is_named(tmp_path):
     from asynctile.storage.tile import Tile
 
     async with Engine("cpu", watchdog=0.2) as engine:
-        await engine.reserve(Matmul(n=1).demand)
+        await runtime_of(engine).reserve(Matmul(n=1).demand)
         async with asyncio.timeout(20):
             with pytest.raises(StalledError, match=r"copy\(never, target\) waits for tile never, which nobody has written"):
-                await engine.launch(copy(Tile("never", (32, 32)), Tile("target", (32, 32))))
+                await runtime_of(engine).launch(copy(Tile("never", (32, 32)), Tile("target", (32, 32))))
 
 
 async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_their_slot(tmp_path):
@@ -157,18 +158,18 @@ async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_
         tile = work.tiles["a"][0, 0]
 
         async def job():
-            async with engine.exclusive():
-                await engine.tiers.caps.unpack()
+            async with runtime_of(engine).exclusive():
+                await runtime_of(engine).tiers.caps.unpack()
                 deaf.hangs.set()
-                engine.tiers.top.admit((engine.tiers.top.of(tile),), "r")
-                filling = asyncio.create_task(engine.assembly.put(tile, np.full(tile.shape, 7, np.float32)))
+                runtime_of(engine).tiers.top.admit((runtime_of(engine).tiers.top.of(tile),), "r")
+                filling = asyncio.create_task(runtime_of(engine).assembly.put(tile, np.full(tile.shape, 7, np.float32)))
                 await turns()
                 deaf.answer.set()
                 await filling
-                await engine.tiers.run_ahead.drain()
+                await runtime_of(engine).tiers.run_ahead.drain()
 
-        await engine.call(job())
-        assert (await engine.read(tile) == 7).all()
+        await runtime_of(engine).call(job())
+        assert (await runtime_of(engine).read(tile) == 7).all()
 
 
 @pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 3)], ids=str)
@@ -181,12 +182,12 @@ async def test_a_read_that_failed_is_tried_afresh_the_next_time(place, tmp_path)
         failed = []
         for tile in work.standing():
             try:
-                await engine.read(tile)
+                await runtime_of(engine).read(tile)
             except TierError:
                 failed.append(tile)
         assert failed
         faults.disarm()
-        assert np.array_equal(await engine.read(failed[0]), work.part(work.a, 0, 0))
+        assert np.array_equal(await runtime_of(engine).read(failed[0]), work.part(work.a, 0, 0))
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
@@ -196,7 +197,7 @@ async def test_a_cut_that_fails_in_the_middle_loses_nothing(tmp_path, monkeypatc
     async with engine_for(first, tmp_path, "emulated", 60, 60) as engine:
         await first.prepare(engine)
         await first.run(engine)
-        link, calls = engine.tiers.link, []
+        link, calls = runtime_of(engine).tiers.link, []
         write = link.write
 
         def fails(tile, slot, waits):
@@ -223,10 +224,10 @@ async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_p
         await work.prepare(engine)
         tiles = list(work.tiles["a"].items())
         with pytest.raises(TypeError, match=r"a\[0,0\] takes an array of float32, not complex128"):
-            await engine.store([(tiles[0][1], np.zeros((32, 32), np.complex128))])
+            await runtime_of(engine).store([(tiles[0][1], np.zeros((32, 32), np.complex128))])
         deaf.hangs.set()
         sevens = [(tile, np.full((32, 32), 7, np.float32)) for _, tile in tiles]
-        storing = asyncio.create_task(engine.store(sevens))
+        storing = asyncio.create_task(runtime_of(engine).store(sevens))
         await until(deaf.asked.is_set)
         storing.cancel()
         await settle(engine)
@@ -234,7 +235,7 @@ async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_p
         with pytest.raises(asyncio.CancelledError):
             await storing
         for key, tile in tiles:
-            found = await engine.read(tile)
+            found = await runtime_of(engine).read(tile)
             assert (found == 7).all() or np.array_equal(found, work.part(work.a, *key)), tile.name
 
 
@@ -244,8 +245,8 @@ async def test_an_engine_closes_although_nobody_waits_for_what_hangs(tmp_path):
         async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
             await work.prepare(engine)
             deaf.hangs.set()
-            absent = next(tile for tile in work.tiles["a"].values() if engine.tiers.top.of(tile).slot is None)
-            await engine.launch(gemm(absent, work.tiles["b"][0, 0], work.tiles["c"][0, 0]))
+            absent = next(tile for tile in work.tiles["a"].values() if runtime_of(engine).tiers.top.of(tile).slot is None)
+            await runtime_of(engine).launch(gemm(absent, work.tiles["b"][0, 0], work.tiles["c"][0, 0]))
     deaf.answer.set()
 
 

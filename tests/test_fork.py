@@ -18,6 +18,8 @@ warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of f
 from asynctile import Engine
 from asynctile.errors import DeviceError
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.share import runtime_of
 
 CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=64)
 TOKENS = np.arange(64).reshape(2, 32)
@@ -50,9 +52,9 @@ async def in_child(engine, model, trainer, run):
     await refused("save", lambda: trainer.save(FOLDER + "/saved"))
     await refused("saved", trainer.saved)
     await refused("create", lambda: GPT2.create(engine, CONFIG))
-    await refused("synchronize", engine.synchronize)
+    await refused("synchronize", model_state_of(model).runtime.synchronize)
     await refused("statistics", engine.statistics)
-    await refused("borrow", lambda: engine.borrow(1, "a child"))
+    await refused("runtime_of", lambda: runtime_of(engine))
     await refused("closing", lambda: engine.__aexit__(None, None, None))
     await engine.__aexit__(SystemExit, SystemExit(), None)  # who leaves the block by an exit leaves it
     return await train(dict(OPTIONS, spill=tempfile.mkdtemp()) if "spill" in OPTIONS else OPTIONS)

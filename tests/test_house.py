@@ -26,12 +26,11 @@ FLOORS = (
 )  # fmt: skip
 #: The floor of each module that stands in asynctile/ itself.
 AT_THE_TOP = {
-    "asynctile": "engine", "asynctile.engine": "engine", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
-    "asynctile.metrics": "engine", "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
-    "asynctile.callbacks": "layers",
-    "asynctile.errors": "system", "asynctile.events": "system", "asynctile.hub": "streams", "asynctile.interpreter": "system",
-    "asynctile.on_demand": "system",
-    "asynctile.starting": "system", "asynctile.threads": "system", "asynctile.traced": "engine",
+    "asynctile": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system", "asynctile.callbacks": "layers",
+    "asynctile.engine": "engine", "asynctile.errors": "system", "asynctile.events": "system", "asynctile.runtime": "engine",
+    "asynctile.hub": "streams", "asynctile.interpreter": "system", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
+    "asynctile.metrics": "engine", "asynctile.on_demand": "system", "asynctile.share": "engine", "asynctile.starting": "system",
+    "asynctile.threads": "system", "asynctile.traced": "engine",
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.
 PURE = ("program", "schedule")

@@ -10,7 +10,9 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from asynctile import DeviceError, Engine, StalledError
+from asynctile.loop.exclusive import Exclusive
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.settle import until
 
@@ -56,7 +58,7 @@ async def test_a_job_that_runs_when_the_engine_closes_is_told_so():
 
     loop = asyncio.get_running_loop()
     async with Engine("cpu") as engine:
-        call = asyncio.create_task(engine.call(job()))
+        call = asyncio.create_task(runtime_of(engine).call(job()))
         await began.wait()
     with pytest.raises(DeviceError, match="was closed while this ran"):
         await call
@@ -81,7 +83,7 @@ async def test_what_was_made_for_a_caller_that_is_cancelled_is_undone(moment):
 
     here = asyncio.get_running_loop()
     async with Engine("cpu") as engine:
-        caller.append(asyncio.create_task(engine.call(job(), undo)))
+        caller.append(asyncio.create_task(runtime_of(engine).call(job(), undo)))
         if moment == "just made":
             await asyncio.sleep(0)
             assert made.wait(20)  # without a turn of this loop: the result has not arrived
@@ -104,7 +106,7 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_what_was
     def elsewhere():
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(lambda *_: None)
-        task = loop.create_task(engine.call(job(), undo))
+        task = loop.create_task(runtime_of(engine).call(job(), undo))
         loop.call_soon(lambda: (began.wait(20), loop.stop()))
         loop.run_forever()
         loop.close()
@@ -115,10 +117,10 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_what_was
 
     async with Engine("cpu") as engine:
         await asyncio.to_thread(elsewhere)
-        assert await engine.call(answer()) == 42
+        assert await runtime_of(engine).call(answer()) == 42
         go_on.set()
         assert await asyncio.to_thread(undone.wait, 20)
-        assert await engine.call(answer()) == 42
+        assert await runtime_of(engine).call(answer()) == 42
         gc.collect()
     assert not caplog.records
 
@@ -145,7 +147,7 @@ async def test_what_undoes_for_a_caller_that_was_cancelled_goes_to_its_end_whate
 
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(lambda *_: None)
-        caller = engine.call(job(), undo)
+        caller = runtime_of(engine).call(job(), undo)
         task = loop.create_task(caller)
         loop.run_forever()
         if then == "cancelled again":
@@ -162,7 +164,7 @@ async def test_what_undoes_for_a_caller_that_was_cancelled_goes_to_its_end_whate
 
     async with Engine("cpu") as engine:
         await asyncio.to_thread(elsewhere)
-        assert await engine.call(answer()) == 42
+        assert await runtime_of(engine).call(answer()) == 42
         go_on.set()
         assert await asyncio.to_thread(over.wait, 20)
     assert outcome == ["undone"]
@@ -171,26 +173,26 @@ async def test_what_undoes_for_a_caller_that_was_cancelled_goes_to_its_end_whate
 
 async def test_whoever_holds_the_engine_for_ever_is_named():
     async def holds():
-        async with engine.exclusive():
+        async with runtime_of(engine).exclusive():
             here.call_soon_threadsafe(held.set)
             await asyncio.Event().wait()
 
     here, held = asyncio.get_running_loop(), asyncio.Event()
     async with Engine("cpu", watchdog=0.2) as engine:
-        call = asyncio.create_task(engine.call(holds()))
+        call = asyncio.create_task(runtime_of(engine).call(holds()))
         await held.wait()
-        with pytest.raises(StalledError, match=r"Share\.synchronize waits for the engine, which is held by .*holds"):
-            await engine.synchronize()
+        with pytest.raises(StalledError, match=r"Runtime\.synchronize waits for the engine, which is held by .*holds"):
+            await runtime_of(engine).synchronize()
         call.cancel()
         await asyncio.wait([call])
-        await engine.synchronize()
+        await runtime_of(engine).synchronize()
 
 
 async def test_who_waits_and_is_cancelled_holds_nothing_and_the_others_come_in_order():
     order = []
 
     async def job():
-        lock = engine.lock("it")
+        lock = Exclusive("it", runtime_of(engine).tiers.run_ahead)
 
         async def wait(name):
             async with lock.held():
@@ -206,22 +208,22 @@ async def test_who_waits_and_is_cancelled_holds_nothing_and_the_others_come_in_o
         return lock.holder
 
     async with Engine("cpu") as engine:
-        assert await engine.call(job()) is None
+        assert await runtime_of(engine).call(job()) is None
     assert order == ["c", "d"]
 
 
 async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
     async def borrow(engine):
-        async with engine.exclusive():
-            return engine.borrow(30 << 20, "somebody")
+        async with runtime_of(engine).exclusive():
+            return runtime_of(engine).tiers.caps.borrow(30 << 20, "somebody")
 
     async with Engine("cpu", host_memory="32MiB", watchdog=0.2) as engine:
-        loan = await engine.call(borrow(engine))
+        loan = await runtime_of(engine).call(borrow(engine))
         demand = demand_of([], [Tile(f"t{index}", (512, 1024), persistent=True) for index in range(4)])
-        with pytest.raises(StalledError, match=r"Share\.reserve waits for RAM, but 30.00 MiB is lent to somebody"):
-            await engine.reserve(demand)
-        await engine.call(give_back(loan))
-        await engine.reserve(demand)
+        with pytest.raises(StalledError, match=r"Runtime\.reserve waits for RAM, but 30.00 MiB is lent to somebody"):
+            await runtime_of(engine).reserve(demand)
+        await runtime_of(engine).call(give_back(loan))
+        await runtime_of(engine).reserve(demand)
 
 
 async def give_back(loan):

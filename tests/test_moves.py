@@ -9,6 +9,7 @@ import threading
 from asynctile import Engine
 from asynctile.ops import copy, fill
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.streams import run_ahead
 from tests.by_hand import NBYTES, on_host, program_of, standing, values
 from tests.settle import settle, until
@@ -21,14 +22,14 @@ async def test_launches_do_not_run_further_ahead_than_so_many_bytes_to_be_copied
 
     async def launches():
         for operation in operations:
-            await engine.launch(operation)
-        await engine.synchronize()
+            await runtime_of(engine).launch(operation)
+        await runtime_of(engine).synchronize()
 
     async with Engine("emulated", device_memory=40 * NBYTES, prefetch=1) as engine:
-        await engine.reserve(demand_of([program_of(*operations)], tiles))
-        await engine.store(values(many).items())
-        true = engine.kernels["copy"]
-        engine.kernels["copy"] = lambda *args: (gate.wait(20), true(*args))
+        await runtime_of(engine).reserve(demand_of([program_of(*operations)], tiles))
+        await runtime_of(engine).store(values(many).items())
+        true = runtime_of(engine).device.kernels["copy"]
+        runtime_of(engine).device.kernels["copy"] = lambda *args: (gate.wait(20), true(*args))
         running = asyncio.create_task(launches())
         await until(lambda: engine.statistics().uploaded_bytes >= 6 * NBYTES)
         await settle(engine)
@@ -43,12 +44,12 @@ async def test_launches_do_not_run_further_ahead_than_so_many_bytes_to_be_copied
 async def test_single_launches_push_out_what_was_unused_for_longest():
     out, a, b, c, d = tiles = standing("out", "a", "b", "c", "d")
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        await engine.reserve(demand_of([program_of(copy(a, out))], tiles))
-        await engine.store(values([a, b, c, d]).items())
+        await runtime_of(engine).reserve(demand_of([program_of(copy(a, out))], tiles))
+        await runtime_of(engine).store(values([a, b, c, d]).items())
         loaded = []
         for tile in (a, b, c, a, d, c, a, b, a, c, d):
             before = engine.statistics().uploaded_bytes
-            await engine.launch(copy(tile, out))
+            await runtime_of(engine).launch(copy(tile, out))
             if engine.statistics().uploaded_bytes > before:
                 loaded.append(tile.name)
     assert loaded == ["a", "b", "c", "d", "b", "d"]
@@ -59,12 +60,12 @@ async def test_a_copy_in_ram_that_the_device_has_changed_since_leaves_first_and_
     program = program_of(on_host(fill(new, 1.0)), copy(old, out), copy(near, out), copy(far, out))
     caps = {"device_memory": 8 * NBYTES, "host_memory": 3 * NBYTES, "spill": tmp_path}
     async with Engine("emulated", **caps, prefetch=0) as engine:
-        await engine.reserve(demand_of([program], tiles))
-        await engine.store(values([old, near, far]).items())
-        await engine.launch(fill(old, 2.0))
+        await runtime_of(engine).reserve(demand_of([program], tiles))
+        await runtime_of(engine).store(values([old, near, far]).items())
+        await runtime_of(engine).launch(fill(old, 2.0))
         for operation in program.operations():
-            await engine.launch(operation)
-        await engine.synchronize()
+            await runtime_of(engine).launch(operation)
+        await runtime_of(engine).synchronize()
         statistics = engine.statistics()
         assert (statistics.spill_written_bytes, statistics.spill_read_bytes) == (0, 0)
-        assert (await engine.read(old) == 2.0).all()
+        assert (await runtime_of(engine).read(old) == 2.0).all()

@@ -11,6 +11,7 @@ import pytest
 
 from asynctile import DeviceError, Engine
 from asynctile.events import Closing
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.settle import turns, until
 from tests.test_lifetime import blas, threads
@@ -28,12 +29,12 @@ async def test_what_is_opened_by_a_call_works_until_it_is_closed_by_one(tmp_path
     assert not engine.is_open
     assert await engine.open() is engine
     assert engine.is_open
-    assert await engine.call(answer()) == 42
+    assert await runtime_of(engine).call(answer()) == 42
     await engine.aclose()
     assert not engine.is_open
     assert (threads(), blas()) == ([], before)
     with pytest.raises(DeviceError, match="the engine is not open"):
-        await engine.call(answer())
+        await runtime_of(engine).call(answer())
     async with Engine("cpu", host_memory="64MiB", spill=tmp_path) as other:  # the folder is free again
         assert other.is_open
 
@@ -46,7 +47,7 @@ async def test_a_second_opening_is_refused_and_disturbs_nothing():
     with pytest.raises(DeviceError, match=TWICE):
         async with engine:
             raise AssertionError("opened twice")
-    assert await engine.call(answer()) == 42
+    assert await runtime_of(engine).call(answer()) == 42
     await engine.aclose()
     with pytest.raises(DeviceError, match=TWICE):
         await engine.open()
@@ -84,7 +85,7 @@ def held_up(engine):
             go_on.set()
 
     async def spawn():
-        engine.spawn(background())
+        runtime_of(engine).spawn(background())
 
     return spawn(), go_on, cancelled
 
@@ -92,7 +93,7 @@ def held_up(engine):
 async def test_who_closes_while_another_does_waits_for_that_one_from_any_loop():
     engine = await Engine("cpu").open()
     spawn, go_on, cancelled = held_up(engine)
-    await engine.call(spawn)
+    await runtime_of(engine).call(spawn)
     reader = engine.events()
     elsewhere = threading.Event()
 
@@ -115,7 +116,7 @@ async def test_who_closes_while_another_does_waits_for_that_one_from_any_loop():
 async def test_closing_that_is_cancelled_breaks_off_the_background_and_is_whole_for_all_who_wait(which):
     engine = await Engine("cpu").open()
     spawn, _, cancelled = held_up(engine)
-    await engine.call(spawn)
+    await runtime_of(engine).call(spawn)
     closings = [asyncio.create_task(engine.aclose()) for _ in range(2)]
     await turns()
     closings[which].cancel()
@@ -166,10 +167,10 @@ async def test_what_a_task_behind_the_engine_raised_is_raised_by_closing_once():
         raise FloatingPointError("behind")
 
     async def spawn():
-        engine.spawn(fails())
+        runtime_of(engine).spawn(fails())
 
     engine = await Engine("cpu").open()
-    await engine.call(spawn())
+    await runtime_of(engine).call(spawn())
     loop = engine._life.open_loop().loop
     closing = asyncio.create_task(engine.aclose())
     await until(lambda: any("_wind_down" in repr(task) for task in asyncio.all_tasks(loop)))
@@ -182,8 +183,8 @@ async def test_what_a_task_behind_the_engine_raised_is_raised_by_closing_once():
 async def test_a_job_cannot_close_the_engine_that_would_wait_for_it():
     async with Engine("cpu") as engine:
         with pytest.raises(DeviceError, match="cannot be closed by a job that runs on it"):
-            await engine.call(engine.aclose())
-        assert await engine.call(answer()) == 42
+            await runtime_of(engine).call(engine.aclose())
+        assert await runtime_of(engine).call(answer()) == 42
 
 
 @pytest.mark.parametrize("way", ["open", "aclose"])
@@ -192,7 +193,7 @@ async def test_a_caller_whose_loop_ends_in_mid_way_leaves_a_closed_engine(way):
     if way == "aclose":
         await engine.open()
         spawn, go_on, _ = held_up(engine)
-        await engine.call(spawn)
+        await runtime_of(engine).call(spawn)
         began.set()
     else:
         warm = device_of(engine).warm
@@ -227,7 +228,7 @@ async def test_in_whatever_order_it_is_opened_closed_cancelled_and_read_nothing_
 
     async def opened():
         await engine.open()
-        await engine.call(asyncio.sleep(0))
+        await runtime_of(engine).call(asyncio.sleep(0))
 
     async def read(limit):
         return [event async for event in engine.events(limit)]
@@ -244,7 +245,7 @@ async def test_in_whatever_order_it_is_opened_closed_cancelled_and_read_nothing_
     assert all(end is None or isinstance(end, DeviceError | asyncio.CancelledError) for end in ends), ends
     await engine.aclose()
     await asyncio.gather(*readers)
-    assert (engine.is_open, engine.tell.is_heard, threads(), list(tmp_path.iterdir())) == (False, False, [], [])
+    assert (engine.is_open, runtime_of(engine).tell.is_heard, threads(), list(tmp_path.iterdir())) == (False, False, [], [])
 
 
 async def test_a_share_is_open_until_it_ends():
@@ -263,7 +264,7 @@ async def test_shares_have_names_of_their_own():
         assert [share.name for share in engine.shares] == ["engine", "share-1", "chat"]
         assert engine.shares == (engine, first, chat)
         for taken in ("chat", "engine", "share-1"):
-            with pytest.raises(ValueError, match=f"a share named '{taken}' stands: .* none of chat, engine, share-1"):
+            with pytest.raises(ValueError, match=f"another share is named '{taken}': .* other than chat, engine, share-1"):
                 async with engine.share(host_memory="8MiB", name=taken):
                     raise AssertionError("lent")
         async with engine.share(host_memory="8MiB", name="share-2"), engine.share(host_memory="8MiB") as third:

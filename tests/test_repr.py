@@ -6,6 +6,7 @@ import os
 
 from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
 
 
 async def test_they_say_what_they_are_before_while_and_after_they_can_be_used() -> None:
@@ -26,7 +27,7 @@ async def test_they_say_what_they_are_before_while_and_after_they_can_be_used() 
             part = "<Share 'b' on emulated in fp32 with device memory 256.00 KiB, RAM 4.00 MiB; "
             assert repr(share) == part + "open>"
         assert repr(share) == part + "not open>"
-        model.torn = "a step failed"
+        model_state_of(model).torn = "a step failed"
         assert repr(model).endswith("after step 0, torn>")
     assert repr(engine) == whole + "not open>"
     assert "after step 0" in repr(trainer)

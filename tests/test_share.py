@@ -13,6 +13,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, StalledError
 from asynctile.ops import copy, fill
+from asynctile.share import runtime_of
 from tests.matmul import Matmul
 from tests.settle import until
 
@@ -75,7 +76,7 @@ async def test_lending_that_is_cancelled_while_tiles_leave_gives_the_caps_back(t
 async def test_an_engine_lends_what_tiles_had_that_are_gone():
     async with Engine("emulated", device_memory=ALL // 2, host_memory=2 * ALL) as engine:
         work = await prepared(engine)
-        await engine.release(work.standing())
+        await runtime_of(engine).release(work.standing())
         async with engine.share(device_memory=ALL // 2 - 64, host_memory=2 * ALL - 64) as part:
             assert caps(part) == (ALL // 2 - 64, 2 * ALL - 64)
             assert caps(engine) == (64, 64)
@@ -91,13 +92,14 @@ async def test_the_end_of_a_share_waits_for_what_runs_on_it_and_refuses_what_com
 
         async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
             work = await prepared(part)
-            engine.kernels["fill"] = held
-            await part.launch(fill(work.tiles["a"][0, 0], 1.0))
-            waiting = asyncio.create_task(part.synchronize())
+            runtime_of(engine).device.kernels["fill"] = held
+            await runtime_of(part).launch(fill(work.tiles["a"][0, 0], 1.0))
+            waiting = asyncio.create_task(runtime_of(part).synchronize())
             await asyncio.to_thread(began.wait)
             threading.Timer(0.2, gate.set).start()  # when the block has long ended
         assert waiting.done() and waiting.exception() is None
-        for late in (part.synchronize(), part.read(work.tiles["a"][0, 0]), part.reserve(work.demand)):
+        ended = runtime_of(part)
+        for late in (ended.synchronize(), ended.read(work.tiles["a"][0, 0]), ended.reserve(work.demand)):
             with pytest.raises(DeviceError, match="the share of the engine has ended"):
                 await late
         assert caps(engine) == (2 * ALL, 4 * ALL)
@@ -112,10 +114,10 @@ async def test_a_share_that_hangs_at_its_end_keeps_its_place_and_the_engine_clos
             async def block():
                 async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
                     work = await prepared(part)
-                    engine.kernels["fill"] = lambda target, value: gate.wait()
-                    await part.launch(fill(work.tiles["a"][0, 0], 1.0))
+                    runtime_of(engine).device.kernels["fill"] = lambda target, value: gate.wait()
+                    await runtime_of(part).launch(fill(work.tiles["a"][0, 0], 1.0))
                     with pytest.raises(StalledError):
-                        await part.synchronize()
+                        await runtime_of(part).synchronize()
 
             with pytest.raises(StalledError, match="has run on compute"):
                 await block()
@@ -131,20 +133,20 @@ async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save():
         work, begun = await prepared(part), []
 
         async def borrowed():
-            async with part.exclusive():
-                return part.borrow(4096, "a save")
+            async with runtime_of(part).exclusive():
+                return runtime_of(part).tiers.caps.borrow(4096, "a save")
 
         async def late():
             begun.append(True)
 
-        loan = await part.call(borrowed())
+        loan = await runtime_of(part).call(borrowed())
         ending = asyncio.create_task(lending.__aexit__(None, None, None))
-        await until(lambda: part.tiers.caps._returned is not None)
+        await until(lambda: runtime_of(part).tiers.caps._returned is not None)
         with pytest.raises(DeviceError, match="the share of the engine has ended"):
-            await engine.call(part._counted(late()))
+            await runtime_of(engine).call(runtime_of(part)._counted(late()))
         assert not begun and not ending.done() and engine.statistics().host_memory_bytes == 4 * ALL
-        assert part.tiers.top.of(work.tiles["c"][0, 0]).slot
-        await engine.call(asyncio.to_thread(lambda: engine._life.loop.post(loan.give_back)))
+        assert runtime_of(part).tiers.top.of(work.tiles["c"][0, 0]).slot
+        await runtime_of(engine).call(asyncio.to_thread(lambda: engine._life.loop.post(loan.give_back)))
         await ending
         assert engine.statistics().host_memory_bytes == 8 * ALL
 
@@ -152,7 +154,7 @@ async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save():
 async def test_a_call_of_a_share_that_is_cancelled_before_it_begins_leaves_no_coroutine_unawaited():
     async with Engine("cpu", host_memory=8 * ALL) as engine, engine.share(host_memory=ALL) as part:
         for _ in range(20):
-            call = asyncio.create_task(part.synchronize())
+            call = asyncio.create_task(runtime_of(part).synchronize())
             await asyncio.sleep(0)
             call.cancel()
             await asyncio.wait([call])
@@ -193,8 +195,8 @@ async def test_an_engine_that_is_closed_inside_the_block_of_a_share_ends_what_wa
     async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL) as engine:
         async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
             tile = Matmul().tiles["a"][0, 0]
-            waiting = asyncio.create_task(part.launch(copy(tile, Matmul().tiles["b"][0, 0])))
-            await until(lambda: part.assembly.inputs.awaited)
+            waiting = asyncio.create_task(runtime_of(part).launch(copy(tile, Matmul().tiles["b"][0, 0])))
+            await until(lambda: runtime_of(part).assembly.inputs.awaited)
             await engine.__aexit__(None, None, None)
             with pytest.raises(DeviceError):
                 await waiting

@@ -13,6 +13,7 @@ import pytest
 from asynctile import DeviceError, Engine, StalledError
 from asynctile.ops import fill
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.streams.gate import CLOSED, OPEN
 from tests.by_hand import enqueued, program_of, standing
 from tests.matmul import Matmul, product_in_ram
@@ -35,7 +36,7 @@ class Asked:
         self.program = program_of(fill(self.tile, 1.0))
         self.demand = demand_of([self.program], [self.tile])
         self.go_on, self.runs, self.fails = threading.Event(), threading.Event(), False
-        engine.kernels["fill"] = self.held
+        runtime_of(engine).device.kernels["fill"] = self.held
 
     def held(self, target, value):
         self.runs.set()
@@ -46,16 +47,16 @@ class Asked:
 
     async def on(self, part):
         async def job():
-            async with part.exclusive():
-                run = await part.start(self.program, self.demand, {})
+            async with runtime_of(part).exclusive():
+                run = await runtime_of(part).start(self.program, self.demand, {})
                 try:
                     await run.finish()
                 except BaseException:
                     await run.abandon()
                     raise
 
-        await part.reserve(self.demand)
-        await part.call(job())
+        await runtime_of(part).reserve(self.demand)
+        await runtime_of(part).call(job())
 
     async def begun(self, part):
         task = asyncio.create_task(self.on(part))
@@ -71,13 +72,13 @@ def stand_still(engine, monkeypatch):
 
 def counted(engine):
     """What runs of products: entries of this list."""
-    ran, gemm = [], engine.kernels["gemm"]
-    engine.kernels["gemm"] = lambda *args: (ran.append(time.monotonic()), gemm(*args))
+    ran, gemm = [], runtime_of(engine).device.kernels["gemm"]
+    runtime_of(engine).device.kernels["gemm"] = lambda *args: (ran.append(time.monotonic()), gemm(*args))
     return ran
 
 
 def nobody_waits(*parts):
-    return all(part.turn.level == OPEN for part in parts) and not parts[0]._life.turns.ledger.parties
+    return all(runtime_of(part).turn.level == OPEN for part in parts) and not parts[0]._life.turns.ledger.parties
 
 
 async def test_nothing_of_another_share_begins_while_an_interactive_job_runs(monkeypatch):
@@ -88,10 +89,10 @@ async def test_nothing_of_another_share_begins_while_an_interactive_job_runs(mon
         stand_still(whole, monkeypatch)
         asking = await asked.begun(first)
         training = asyncio.create_task(work.run(part))
-        await until(lambda: part.turn in whole._life.turns.ledger.parties)
+        await until(lambda: runtime_of(part).turn in whole._life.turns.ledger.parties)
         await settle(whole)
         uploads = whole._life.device.streams()[-2]
-        assert not ran and not part.tiers.gate.admits(True) and part.statistics().operations == 0
+        assert not ran and not runtime_of(part).tiers.gate.admits(True) and part.statistics().operations == 0
         assert not uploads.running and uploads.finished == 0
         asked.go_on.set()
         await asking
@@ -107,9 +108,9 @@ async def test_of_two_trainings_one_copies_ahead_while_the_other_computes(monkey
         stand_still(whole, monkeypatch)
         asking = await asked.begun(other)
         training = asyncio.create_task(work.run(part))
-        await until(lambda: part.turn in whole._life.turns.ledger.parties)
+        await until(lambda: runtime_of(part).turn in whole._life.turns.ledger.parties)
         await settle(whole)
-        assert not ran and part.tiers.gate.admits(True)
+        assert not ran and runtime_of(part).tiers.gate.admits(True)
         asked.go_on.set()
         await asyncio.gather(asking, training)
         assert nobody_waits(whole, part, other)
@@ -142,16 +143,16 @@ async def test_a_share_that_waits_for_its_turn_is_not_taken_for_hung_while_anoth
         stand_still(whole, monkeypatch)
 
         async def playing():
-            async with first.exclusive():
+            async with runtime_of(first).exclusive():
                 while not stopped.is_set():
-                    run = await first.start(other.program, other.demand, {})
+                    run = await runtime_of(first).start(other.program, other.demand, {})
                     await run.finish()
                     runs.append(run.played)
 
-        one = asyncio.create_task(first.call(playing()))
+        one = asyncio.create_task(runtime_of(first).call(playing()))
         await until(lambda: runs)
         waiting = asyncio.create_task(work.run(part))
-        await until(lambda: part.tiers.gate.is_awaited)
+        await until(lambda: runtime_of(part).tiers.gate.is_awaited)
         await asyncio.sleep(0.5)
         assert not waiting.done() and all(runs)
         stopped.set()
@@ -169,7 +170,7 @@ async def test_a_job_that_fails_or_is_cancelled_while_it_has_the_turn_leaves_it_
             stand_still(whole, monkeypatch)
             asking = await asked.begun(first)
             training = asyncio.create_task(work.run(part))
-            await until(lambda part=part, whole=whole: part.turn in whole._life.turns.ledger.parties)
+            await until(lambda part=part, whole=whole: runtime_of(part).turn in whole._life.turns.ledger.parties)
             asked.fails = end == "fails"
             if end == "cancelled":
                 asking.cancel()
@@ -188,11 +189,11 @@ async def test_a_job_that_is_cancelled_before_its_turn_ends_when_the_others_let_
         stand_still(whole, monkeypatch)
         asking = await asked.begun(first)
         training = asyncio.create_task(work.run(part))
-        await until(lambda: part.tiers.gate.is_awaited)
+        await until(lambda: runtime_of(part).tiers.gate.is_awaited)
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
             await training
-        assert [*whole._life.turns.ledger.parties] == [first.turn], "nothing of it was enqueued, so it waits for nothing"
+        assert [*whole._life.turns.ledger.parties] == [runtime_of(first).turn], "nothing was enqueued: it waits for nothing"
         asked.go_on.set()
         await asking
         await work.run(part)
@@ -202,20 +203,20 @@ async def test_closing_the_engine_lets_what_was_held_back_run_out(monkeypatch):
     async with engine() as whole:
         lent = [whole.share(**PART), whole.share(**PART, interactive=True)]
         part, first = [await one.__aenter__() for one in lent]
-        work, asked, gemm, held = Matmul(), Asked(whole), whole.kernels["gemm"], threading.Event()
+        work, asked, gemm, held = Matmul(), Asked(whole), runtime_of(whole).device.kernels["gemm"], threading.Event()
         await work.prepare(part)
-        whole.kernels["gemm"] = lambda *args: (held.wait(), gemm(*args))
+        runtime_of(whole).device.kernels["gemm"] = lambda *args: (held.wait(), gemm(*args))
         issued = enqueued(whole)
         training, uploads = asyncio.create_task(work.run(part)), whole._life.device.streams()[-2]
         await until(lambda: len(issued) == len(work.program))
         await until(lambda: uploads.depth == (0, 0))  # no operation waits for a copy, which would be held back
         stand_still(whole, monkeypatch)
         asking = asyncio.create_task(asked.on(first))
-        await until(lambda: part.turn.level == CLOSED)
+        await until(lambda: runtime_of(part).turn.level == CLOSED)
         held.set()
         await until(asked.runs.is_set)
         await settle(whole)
-        assert part.turn.has_work(whole._life.device.streams())
+        assert runtime_of(part).turn.has_work(whole._life.device.streams())
         closing = asyncio.create_task(whole.aclose())
         async with asyncio.timeout(20):
             await asyncio.wait([training])  # though the other's kernel still runs

@@ -15,6 +15,7 @@ import pytest
 from asynctile import DeviceError, Engine
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.layers import Trainer
+from asynctile.share import runtime_of
 from tests.layers.training import OPTIMIZER, lively
 from tests.repeat.interleaving import BATCHES, SHORT
 from tests.test_lifetime import blas, threads
@@ -68,7 +69,7 @@ async def test_no_thread_is_asked_for_once_an_engine_is_open_but_by_who_plays_an
     with Refusals(lambda *_: False).in_force() as refusals:
         async with Engine("cpu", spill=tmp_path) as engine:
             opened = refusals.wanted
-            await engine.call(engine.compute(len, "in a thread"))
+            await runtime_of(engine).call(runtime_of(engine).compute(len, "in a thread"))
         assert refusals.wanted == opened
 
 

@@ -18,10 +18,11 @@ from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
 from asynctile.layers.gpt2_config import STANDARD
-from asynctile.layers.model import check_room
+from asynctile.layers.model_state import check_room
 from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer, tokenizer_of
+from asynctile.share import runtime_of
 from asynctile.storage.input import parse_json, read_file
 
 __all__ = ["companions_with", "choose_shape", "model_folder", "new_trainer", "open_model"]
@@ -56,12 +57,12 @@ def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | 
 
 async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
     """Return a new model of this shape, or the one in the folder that --model names."""
-    folder, tiling = model_folder(options), Tiling(shape, options.tile, engine.grain)
+    folder, tiling = model_folder(options), Tiling(shape, options.tile, runtime_of(engine).device.grain)
     # Fail before hours of reading or drawing the weights.
     tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts)
     if folder is not None:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
-    check_room(engine, tiling, STATES_NBYTES)
+    check_room(runtime_of(engine), tiling, STATES_NBYTES)
     return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
 
 

@@ -34,6 +34,7 @@ from asynctile.layers import Trainer
 from asynctile.layers.companions import CARD
 from asynctile.layers.data import Batches
 from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
+from asynctile.layers.model import model_state_of
 
 __all__ = ["Session", "last_words"]
 
@@ -252,7 +253,7 @@ class Session:
         # A torn model names the last checkpoint, from which training can continue.
         checkpoint = model.last_checkpoint
         await model.save_pretrained(path)
-        model.last_checkpoint = checkpoint
+        model_state_of(model).last_checkpoint = checkpoint
         await self.callbacks.saved(step, path)
 
     async def _save(self) -> tuple[int, int]:

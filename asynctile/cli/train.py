@@ -42,6 +42,7 @@ from asynctile.layers.config import Config
 from asynctile.layers.data import Batches
 from asynctile.layers.special_tokens import token_ids
 from asynctile.schedule.rates import Rates
+from asynctile.share import runtime_of
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
 
@@ -242,7 +243,7 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]
     engine, shape, tokens = session.engine, session.trainer.model.config, len(session.corpus.training)
     spill = [] if options.spill is None else [f"tiles that do not fit into RAM spill to {options.spill}"]
     return [f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on {engine.device} in "
-            f"{engine.precision} with a memory cap of {format_size(engine.device_cap)}",
+            f"{engine.precision} with a memory cap of {format_size(runtime_of(engine).device_cap)}",
             *spill,
             f"{tokens:,} training tokens; writing to {folder.path}",
             *_to_do(session.validations, session.trainer.step_count, options.steps)]

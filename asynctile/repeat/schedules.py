@@ -62,7 +62,7 @@ class Schedules:
     async def start(
         self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
     ) -> Job:
-        """Begin a run of `program`; see Share.start."""
+        """Begin a run of `program`; see Runtime.start."""
         if self._tiers.run_ahead.stalled is not None:
             raise self._tiers.run_ahead.stalled  # the last run still hangs in tiles that this one would use
         self._check_given(program, inputs)

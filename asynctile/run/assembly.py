@@ -1,7 +1,7 @@
 """An assembly: the tiers of a share and the lanes over them, on which one job runs at a time.
 
 Also covers single operations, and the bytes of single tiles between jobs. Everything runs on the device's loop. The
-engine decides which job runs when (asynctile/share.py).
+runtime decides which job runs when (asynctile/runtime.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 #: A side writes its tree into a log, so that the order over both processes can be told, and prints what nobody may take for
-#: an answer. `demand_of` and `Engine.kernels` have other names in the old tree.
+#: an answer. `demand_of` has another name in the old tree, and a share no runtime.
 BENCH = """
 from contextlib import asynccontextmanager
 from asynctile.engine import Engine
@@ -23,6 +23,7 @@ from asynctile.storage.tile import Tile
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 
 @asynccontextmanager
 async def opened(options):
@@ -30,7 +31,7 @@ async def opened(options):
         print("from the side")
         with open(options.log, "a") as log:
             log.write(demand_of() + "\\n")
-        return Engine().kernels[demand_of()]
+        return runtime_of(Engine()).device.kernels[demand_of()]
     async def broken():
         raise ZeroDivisionError("a side that ends its process")
     yield {"first": side, "second": side, "third": side} if not options.broken else {"broken": broken}
@@ -40,7 +41,7 @@ async def opened(options):
 KERNELS = "{'old': 10.0, 'new': 11.0}"
 ENGINES = {
     "old": f"class Engine: _device = type('Device', (), {{'kernels': {KERNELS}}})",
-    "new": f"class Engine: kernels = {KERNELS}",
+    "new": f"class Engine: runtime = type('Runtime', (), {{'device': type('Device', (), {{'kernels': {KERNELS}}})}})",
 }
 NAMES = {"operation": "Operation = None", "program": "Program = None"}
 
@@ -58,7 +59,10 @@ def tree_of(folder: Path, which: str) -> Path:
     (inner / needs).write_text(f"def {name}(): return {which!r}")
     (package / "storage").mkdir()
     (package / "storage" / "tile.py").write_text("Tile = None")
-    if which == "old":
+    if which == "new":
+        (package / "runtime.py").touch()
+        (package / "share.py").write_text("def runtime_of(engine): return engine.runtime")
+    else:
         (package / "handle.py").write_text("Handle = None")
     (folder / which / "fake.py").write_text(BENCH)
     return folder / which

@@ -31,7 +31,7 @@ async def test_a_trainer_is_as_its_options() -> None:
     trainer = await trainer_of(options)
     assert trainer.optimizer == AdamW(lr=0.5, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.2, warmup=3, decay_steps=40,
                                       min_lr=0.01, decay="linear")  # fmt: skip
-    assert (trainer.settings.micro_batches, trainer.settings.clip_norm) == (6, 2.0)
+    assert (trainer.micro_batches, trainer.clip_norm) == (6, 2.0)
     assert (await trainer_of(Options(lr=0.5, schedule="constant"))).optimizer.decay_steps is None
     assert (await trainer_of(Options(lr=0.5))).optimizer == AdamW(lr=0.5, warmup=100, decay_steps=2000, min_lr=0.05)
 

@@ -26,39 +26,51 @@ from asynctile.cli.stress.lives import LIVES
 from asynctile.cli.stress.models import Recipe, new_trainer
 from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.settled import Settled
+from asynctile.layers.model import model_state_of
+from asynctile.layers.model_state import ModelState
 from asynctile.program.needs import demand_of
+from asynctile.runtime import Runtime
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from asynctile.streams.gate import CLOSED
 
-STORE = "Engine.reserve, store, read, clear, release"
+STORE = "Runtime.reserve, store, read, release"
 #: Where one call makes several, or has another name than what it asks for.
 ELSEWHERE = {
-    **dict.fromkeys(("Engine.reserve", "Engine.store", "Engine.read", "Engine.clear", "Engine.release"), STORE),
-    "Engine.__aenter__": "Engine as a block", "Engine.__aexit__": "Engine as a block", "Trainer.step_for": "Trainer.step",
-    "Engine.give_back": "Server.aclose", "Engine.gemm_rate": "Trainer.gemm_rate",
+    **dict.fromkeys(("Runtime.reserve", "Runtime.store", "Runtime.read", "Runtime.release"), STORE),
+    "Engine.__aenter__": "Engine as a block", "Engine.__aexit__": "Engine as a block",
+    "Runtime.give_back": "Server.aclose", "ModelState.release": "GPT2.release",
     "Steps.__anext__": "Trainer.run", "Events.__anext__": "Engine.events", "Events.aclose": "Engine.events",
-    "StreamEvent.landed": "Engine.launch", "StreamEvent.settled": "Engine.launch",
+    "StreamEvent.landed": "Runtime.launch", "StreamEvent.settled": "Runtime.launch",
     **dict.fromkeys(("Server.__aenter__", "Server.__aexit__", "Server.publish"), "Server.generate"),
 }  # fmt: skip
-#: For those who run on the engine's own loop: they are parts of other calls.
-INSIDE = ("On the device's loop", "On the engine's loop")
+#: In the first line of coroutines that run on the engine's own loop: they are parts of other calls.
+INSIDE = ("the device's loop", "the engine's loop")
 
 
 def public_classes() -> set[type]:
-    """What the packages name, and what methods of these return to those who are not on the engine's own loop."""
+    """What the packages name, the insides of a share and of a model, and what methods of these return to those who are not on
+    the engine's own loop.
+    """
     found: set[type] = set()
     left = [getattr(package, name) for package in (asynctile, asynctile.layers) for name in package.__all__]
+    left += [Runtime, ModelState]
     while left:
         one = left.pop()
         if not inspect.isclass(one) or one in found or not one.__module__.startswith("asynctile"):
             continue
         found.add(one)
         for name, member in inspect.getmembers(one, callable):
-            inside = any(words[3:] in (inspect.getdoc(member) or "").partition("\n")[0] for words in INSIDE)
+            inside = is_inside(inspect.getdoc(member) or "")
             if not name.startswith("_") and inspect.isfunction(inspect.unwrap(member)) and not inside:
                 hint = typing.get_type_hints(inspect.unwrap(member)).get("return")
                 left += [hint, *typing.get_args(hint)]
     return found
+
+
+def is_inside(text: str) -> bool:
+    """Whether that is the documentation of a coroutine for the engine's own loop."""
+    return any(words in text.partition("\n")[0] for words in INSIDE)
 
 
 def gives_awaitable(function: Any) -> bool:
@@ -77,7 +89,7 @@ def public_coroutines() -> Iterator[tuple[str, str]]:
             if name.startswith("_") and not name.startswith("__a"):
                 continue
             if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) or gives_awaitable(function):
-                called = {"Share": "Engine", "LentShare": "Engine", "Model": "GPT2"}.get(kind.__name__, kind.__name__)
+                called = {"Share": "Engine", "Model": "GPT2"}.get(kind.__name__, kind.__name__)
                 yield f"{called}.{name}", inspect.getdoc(member) or ""
 
 
@@ -93,47 +105,47 @@ async def test_every_public_coroutine_is_disturbed(calls: Coroutines) -> None:
     known = {*calls.all, *LIVES}
     found = dict(public_coroutines())
     assert {"Engine.open", "Engine.share", "Steps.__anext__", "Events.__anext__", "GPT2.generate"} <= found.keys()
-    left_out = {name for name, text in found.items() if ELSEWHERE.get(name, name) not in known and not text.startswith(INSIDE)}
+    left_out = {name for name, text in found.items() if ELSEWHERE.get(name, name) not in known and not is_inside(text)}
     assert not left_out, "add them to Coroutines"
     assert set(ELSEWHERE) <= found.keys() and set(ELSEWHERE.values()) <= known
 
 
 async def test_every_call_does_what_it_is_for(calls: Coroutines) -> None:
     """Undisturbed they end, and leave nothing."""
-    locks, names = [calls.trainer.model.changing], {"base", "model", "checkpoint"}
+    locks, names = [model_state_of(calls.trainer.model).changing], {"base", "model", "checkpoint"}
     names |= {path.name for path in calls.folder.iterdir()}
     settled = Settled(calls.engine, locks, calls.folder, names)
     for name, call in calls.all.items():
         await call()
         await settled.wind_down(name)
         await calls.clear()
-        await settled.expect(name, calls.trainer.model.standing())
+        await settled.expect(name, model_state_of(calls.trainer.model).standing())
     assert calls.trainer.step_count == 3
 
 
 async def tile_left(calls: Coroutines) -> None:
     tile = Tile("left", (4, 4), persistent=True)
-    await calls.engine.reserve(demand_of([], [tile]))
-    await calls.engine.store([(tile, np.ones(tile.shape, np.float32))])
+    await runtime_of(calls.engine).reserve(demand_of([], [tile]))
+    await runtime_of(calls.engine).store([(tile, np.ones(tile.shape, np.float32))])
 
 
 async def loan_left(calls: Coroutines) -> None:
     async def job() -> None:
-        calls.engine.borrow(64, "a save")
+        runtime_of(calls.engine).tiers.caps.borrow(64, "a save")
 
-    await calls.engine.call(job())
+    await runtime_of(calls.engine).call(job())
 
 
 async def cap_left(calls: Coroutines) -> None:
-    calls.engine.tiers.host.arena.cap = 1 << 30
+    runtime_of(calls.engine).tiers.host.arena.cap = 1 << 30
 
 
 async def slot_left(calls: Coroutines) -> None:
-    calls.engine.tiers.top.arena.pools[0].take(for_load=False)
+    runtime_of(calls.engine).tiers.top.arena.pools[0].take(for_load=False)
 
 
 async def gate_left(calls: Coroutines) -> None:
-    calls.engine.tiers.gate.set(CLOSED)
+    runtime_of(calls.engine).tiers.gate.set(CLOSED)
 
 
 async def folder_left(calls: Coroutines) -> None:
@@ -141,7 +153,7 @@ async def folder_left(calls: Coroutines) -> None:
 
 
 async def block_left(calls: Coroutines) -> None:
-    spill = calls.engine.tiers.spill
+    spill = runtime_of(calls.engine).tiers.spill
     assert spill is not None
     spill.take(4096, "a test")
 
@@ -154,7 +166,7 @@ async def test_what_a_call_leaves_is_found(
     calls: Coroutines, leave: Callable[[Coroutines], Awaitable[None]], what: str
 ) -> None:
     settled = Settled(calls.engine, [], calls.folder, {path.name for path in calls.folder.iterdir()})
-    standing = list(calls.trainer.model.standing())
+    standing = list(model_state_of(calls.trainer.model).standing())
     await settled.expect("nothing", standing)
     await leave(calls)
     with pytest.raises(Finding, match=what):
@@ -166,9 +178,9 @@ async def test_a_task_that_never_ends_is_found(calls: Coroutines, monkeypatch: p
     ended = asyncio.Event()
 
     async def job() -> asyncio.Task[object]:
-        return calls.engine.spawn(ended.wait())
+        return runtime_of(calls.engine).spawn(ended.wait())
 
-    await calls.engine.call(job())
+    await runtime_of(calls.engine).call(job())
     settled = Settled(calls.engine, [], calls.folder, set())
     with pytest.raises(Finding, match="endless tasks"):
         await settled.wind_down("a call")
@@ -176,7 +188,7 @@ async def test_a_task_that_never_ends_is_found(calls: Coroutines, monkeypatch: p
     async def end() -> None:
         ended.set()
 
-    await calls.engine.call(end())
+    await runtime_of(calls.engine).call(end())
     await settled.wind_down("a call")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from asynctile.cli.stress.place import EngineSetup, StressEngine
+from asynctile.share import runtime_of
 from asynctile.streams.gate import CLOSED
 from tests.settle import until
 
@@ -16,14 +17,14 @@ async def test_work_that_a_turn_kept_back_goes_on_when_that_is_over(tmp_path: Pa
     async with StressEngine(EngineSetup(device=device, spill=False, workers=3), tmp_path, watchdog=2.0) as engine:
 
         async def job() -> None:
-            turn, turns, stream = engine.turn, engine._life.turns, engine.tiers.device.streams()[0]
-            async with engine.exclusive():
+            turn, turns, stream = runtime_of(engine).turn, engine._life.turns, runtime_of(engine).tiers.device.streams()[0]
+            async with runtime_of(engine).exclusive():
                 turns.begin(turn)
                 turn.let(CLOSED)  # as if another share had all turns
                 event = stream.enqueue((), int, ())
-                engine.tiers.run_ahead.add(event)
+                runtime_of(engine).tiers.run_ahead.add(event)
                 await until(lambda: stream.waiting)
                 turns.end(turn)
-                await engine.tiers.run_ahead.drain()
+                await runtime_of(engine).tiers.run_ahead.drain()
 
-        await engine.call(job())
+        await runtime_of(engine).call(job())

@@ -13,6 +13,7 @@ import pytest
 
 from asynctile.cli.display import PlainDisplay
 from asynctile.cli.session import Session
+from asynctile.layers.model import model_state_of
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
 
@@ -203,7 +204,7 @@ def test_a_loss_that_stays_infinite(train: Program, tmp_path: Path, monkeypatch:
         from dataclasses import replace
 
         report = await step(self, tokens, targets)
-        self.model.step_count = 0
+        model_state_of(self.model).step_count = 0
         return replace(report, step=0, loss=float("nan"), skipped=True)
 
     monkeypatch.setattr(Trainer, "step", skipped)

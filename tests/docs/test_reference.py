@@ -66,14 +66,7 @@ def test_what_the_page_is_to_show_of_a_class_is_there() -> None:
             assert made, f"there is no {full}.{name}"
 
 
-#: Classes that still have members for other modules. When one has none left, its test fails until it leaves this list.
-UNCLEAN = {"asynctile.Engine", "asynctile.Share", "asynctile.Events", "asynctile.layers.GPT2", "asynctile.layers.Trainer"}
-
-
-@pytest.mark.parametrize("full", [
-    pytest.param(full, marks=[pytest.mark.xfail(strict=True, reason="it has members for other modules")] * (full in UNCLEAN))
-    for full in sorted(CLASSES)
-])  # fmt: skip
+@pytest.mark.parametrize("full", sorted(CLASSES))
 def test_a_public_class_has_no_other_names(full: str) -> None:
     cls = found(full)
     names = {name for name in dir(cls) if not name.startswith("_")}

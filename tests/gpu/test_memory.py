@@ -10,6 +10,7 @@ import pytest
 from asynctile import Engine, device
 from asynctile.device.cuda import RESERVE_NBYTES
 from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.share import runtime_of
 from tests.gpu.conftest import NAME
 from tests.inside_engine import device_of
 from tests.layers.training import SMALL, lively
@@ -101,5 +102,5 @@ async def _trained() -> int:
 
 async def test_the_cap_of_an_engine_without_one_is_what_is_free() -> None:
     async with Engine(NAME, precision="bf16") as engine:  # with cuDNN's workspace
-        assert engine.device_cap is not None
-        assert engine.device_cap <= free_now()
+        assert runtime_of(engine).device_cap is not None
+        assert runtime_of(engine).device_cap <= free_now()

@@ -8,6 +8,7 @@ from asynctile import BudgetError, DeviceError, Engine
 from asynctile.cli import main
 from asynctile.device.cupy_driver import open_driver
 from asynctile.layers import GPT2
+from asynctile.share import runtime_of
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from tests.gpu.conftest import NAME
@@ -55,8 +56,8 @@ def test_a_gpu_that_another_fills_names_what_is_free(rehearsed: bool) -> None:
 
 async def test_memory_that_goes_missing_later_is_a_typed_error_and_the_engine_closes() -> None:
     async with Engine(NAME) as engine:
-        device = engine.tiers.device
-        cap = (engine.device_cap or 0) * 2
+        device = runtime_of(engine).tiers.device
+        cap = (runtime_of(engine).device_cap or 0) * 2
         arena = Arena(cap, evictable=True)
         for pool in arena.cut(Demand((cap,), (1,), {cap: 1}, "copy")):
             device.map_pool(pool)

@@ -14,6 +14,7 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.storage.tile import Tile
 from tests.cuda.driver import SoftDriver
 from tests.inside_engine import device_of
@@ -73,7 +74,7 @@ async def training(place: dict[str, Any], *, update: str = "device", **options: 
         if update == "mixed":
 
             async def every_other(*_: Any) -> frozenset[Tile]:
-                return frozenset(list(trainer.model.weights())[::2])
+                return frozenset(list(model_state_of(trainer.model).weights())[::2])
 
             trainer._on_host = every_other  # what "auto" comes to depends on how fast this machine is
         yield engine, trainer

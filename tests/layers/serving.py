@@ -12,7 +12,7 @@ import pytest
 from asynctile.layers import GPT2
 from asynctile.layers.requests import Request, Token
 from asynctile.layers.server import Server
-from asynctile.share import Share
+from asynctile.share import Share, runtime_of
 from tests.layers.shapes import shape
 
 #: Groups of heads, tiles of K and of the vocabulary, five pages a text.
@@ -62,5 +62,5 @@ def held_by(model: GPT2) -> int:
 
 async def hold(engine: Share) -> None:
     """Its program runs, for all that others know."""
-    async with engine.exclusive():
+    async with runtime_of(engine).exclusive():
         await asyncio.Event().wait()

@@ -24,8 +24,10 @@ import numpy as np
 
 from asynctile import Engine
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.memory.caps import Loan
 from asynctile.ops import fill
+from asynctile.share import runtime_of
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.cuda.driver import SoftDriver
 from tests.layers.replaying import PLACES, STATES, place_of, training
@@ -88,11 +90,11 @@ class Story:
         self.told.append([token async for token in self.trainer.model.generate(prompt, max_new_tokens=3, seed=1)])
 
     async def read(self) -> None:
-        self.told.append((await self.engine.read(a_weight(self.trainer))).tobytes())
+        self.told.append((await runtime_of(self.engine).read(a_weight(self.trainer))).tobytes())
 
     async def launch(self) -> None:
         """By hand."""
-        await self.engine.launch(fill(a_weight(self.trainer), self._chance.random()))
+        await runtime_of(self.engine).launch(fill(a_weight(self.trainer), self._chance.random()))
 
     async def save(self) -> None:
         """It goes on behind the next steps."""
@@ -101,19 +103,19 @@ class Story:
 
     async def skip(self) -> None:
         """A step without a finite loss."""
-        parameter = self.trainer.model.parameters["transformer.ln_f.bias"]
-        kept = await self.trainer.model.gather(parameter, parameter.weights)
+        parameter = model_state_of(self.trainer.model).parameters["transformer.ln_f.bias"]
+        kept = await model_state_of(self.trainer.model).gather(parameter, parameter.weights)
         tile = parameter.weights[0, 0]
-        await self.engine.store([(tile, np.full(tile.shape, np.nan, np.float32))])
+        await runtime_of(self.engine).store([(tile, np.full(tile.shape, np.nan, np.float32))])
         assert (await self.trainer.step(*BATCHES[0])).skipped
-        await self.engine.store([(tile, kept[parameter.index(0, 0)])])
+        await runtime_of(self.engine).store([(tile, kept[parameter.index(0, 0)])])
 
     async def cancel(self) -> None:
         """A step in its middle; if it did not count, it is taken again."""
         batch, count = self._next(), self.trainer.step_count
         step = asyncio.create_task(self.trainer.step(*batch))
         for _ in range(self._chance.randrange(TURNS)):
-            await self.engine.call(asyncio.sleep(0))
+            await runtime_of(self.engine).call(asyncio.sleep(0))
         step.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await step
@@ -126,20 +128,20 @@ class Story:
         """RAM is lent while a step runs."""
 
         async def lent() -> Loan | None:
-            async with self.engine.exclusive():
-                return self.engine.borrow(16 << 10, "a story")
+            async with runtime_of(self.engine).exclusive():
+                return runtime_of(self.engine).tiers.caps.borrow(16 << 10, "a story")
 
         async def returned(loan: Loan) -> None:
             loan.give_back()
 
-        loan = await self.engine.call(lent())
+        loan = await runtime_of(self.engine).call(lent())
         await self.step()
         if loan is not None:
-            await self.engine.call(returned(loan))
+            await runtime_of(self.engine).call(returned(loan))
 
     async def share(self) -> None:
         """Another training on a part of the caps, beside steps of this one."""
-        if self.engine.device_cap < 4 * STATES:
+        if runtime_of(self.engine).device_cap < 4 * STATES:
             return
         async with self.engine.share(device_memory=STATES // 2, host_memory=4 * STATES) as part:
             part.plays = self.engine.plays

@@ -23,7 +23,9 @@ from asynctile.layers.config import MODEL, TOKENS, Axis, Config, Tensor
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.layout import shapes
 from asynctile.layers.machine import Machine, Work
+from asynctile.layers.model import model_state_of
 from asynctile.layers.plan import plan_step
+from asynctile.share import runtime_of
 from asynctile.storage.checksums import CHECKSUMS
 from tests.layers.training import OPTIMIZER
 
@@ -115,7 +117,7 @@ async def test_its_gradient_is_that_of_its_loss() -> None:
         norm = sum(float((value.astype(np.float64) ** 2).sum()) for value in gradients.values())
 
         async def loss_after(stride: float) -> float:
-            await engine.call(model.set_weights(
+            await runtime_of(engine).call(model_state_of(model).set_weights(
                 lambda parameter, key: (start[parameter.name] + np.float32(stride) * gradients[parameter.name])[
                     parameter.index(*key)]))  # fmt: skip
             return await model.loss(*BATCHES[0])

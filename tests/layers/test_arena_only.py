@@ -14,6 +14,8 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.share import runtime_of
 from tests.layers.training import OPTIMIZER, RAGGED, assert_same_tensors, batches_of, lively, outcome
 
 LARGEST = 64 << 10
@@ -36,7 +38,7 @@ async def test_a_step_allocates_no_array_elsewhere(
         trainer = Trainer(await GPT2.create(engine, WIDE, tile=TILE), clip_norm=clip_norm, recompute=recompute)
         await trainer.step(tokens, targets)  # records the program
         biggest = 0
-        for name, kernel in list(engine.kernels.items()):
+        for name, kernel in list(runtime_of(engine).device.kernels.items()):
 
             def watched(*args: Any, kernel: Any = kernel) -> None:
                 nonlocal biggest
@@ -45,7 +47,7 @@ async def test_a_step_allocates_no_array_elsewhere(
                 kernel(*args)
                 biggest = max(biggest, tracemalloc.get_traced_memory()[1] - before)
 
-            engine.kernels[name] = watched
+            runtime_of(engine).device.kernels[name] = watched
         tracemalloc.start()
         try:
             await trainer.step(tokens, targets)
@@ -77,8 +79,8 @@ async def test_host_copies_are_copies() -> None:
         batches = batches_of(RAGGED, 2)
         await trainer.step(*batches[0])
         changed = 0
-        for tile in model.parameters.states():
-            above, below = engine.tiers.top.of(tile), engine.tiers.host.of(tile)
+        for tile in model_state_of(model).parameters.states():
+            above, below = runtime_of(engine).tiers.top.of(tile), runtime_of(engine).tiers.host.of(tile)
             if above.slot is not None and below.slot is not None:
                 below.array[...] = np.nan
                 changed += 1

@@ -19,12 +19,14 @@ from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import Machine
+from asynctile.layers.model import model_state_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import KINDS, parts_of, record
 from asynctile.layers.tiling import Tiling
 from asynctile.program.grain import COARSE, FINE, Grain
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorReader
 from tests.inside_engine import device_of
 from tests.interpreter import Model
@@ -51,8 +53,8 @@ Options = dict[str, Any]
 
 def in_bf16(engine: Engine) -> Engine:
     """What an engine on a GPU would be: its precision, its grain, and kernels that know bf16."""
-    engine.precision = "bf16"
-    engine.kernels.update(VERBS)
+    engine._precision = "bf16"
+    device_of(engine).kernels.update(VERBS)
     device_of(engine).grain = GRAIN
     return engine
 
@@ -131,9 +133,10 @@ async def test_masters_are_float32_and_the_same_as_in_fp32() -> None:
     async with bf16_engine() as engine:
         model = await lively(engine, SHAPE)
         assert_same_tensors(await model.state_dict(), expected)
-        for parameter in model.parameters.values():
+        read = runtime_of(engine).read
+        for parameter in model_state_of(model).parameters.values():
             for key, copy in parameter.copies.items():
-                assert np.array_equal(await engine.read(copy), to_bf16(await engine.read(parameter.weights[key])))
+                assert np.array_equal(await read(copy), to_bf16(await read(parameter.weights[key])))
 
 
 async def test_a_resumed_training_is_bitwise_the_same(tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ async def test_a_loss_that_is_not_finite_skips_the_step() -> None:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
         state = await trainer.model.state_dict()
         state["transformer.wte.weight"][tokens[0, 0]] = np.float32(3.4e38)  # finite in float32, infinite in bf16
-        await trainer.model.set_weights(lambda parameter, key: state[parameter.name][parameter.index(*key)])
+        await model_state_of(trainer.model).set_weights(lambda parameter, key: state[parameter.name][parameter.index(*key)])
         report = await trainer.step(tokens, targets)
         assert report.skipped
         assert (trainer.step_count, trainer.skipped_count) == (0, 1)
@@ -213,7 +216,8 @@ async def test_a_gradient_that_is_not_finite_tears_the_model_or_with_clipping_sk
     async with bf16_engine() as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, clip_norm=clip_norm)
         true = VERBS["gelu_and_backward"]
-        engine.kernels["gelu_and_backward"] = lambda x, y, grad, *more: (true(x, y, grad, *more), grad.fill(0x7F80))
+        kernels = runtime_of(engine).device.kernels
+        kernels["gelu_and_backward"] = lambda x, y, grad, *more: (true(x, y, grad, *more), grad.fill(0x7F80))
         if clip_norm is None:
             with pytest.raises(TornModelError, match="was not finite"):
                 await trainer.step(tokens, targets)

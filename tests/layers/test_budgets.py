@@ -12,6 +12,7 @@ from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
+from asynctile.share import runtime_of
 from tests.settle import until
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
@@ -76,18 +77,18 @@ async def test_host_memory_one_byte_below_the_plan_is_refused_before_any_work() 
 async def test_memory_of_an_arena_that_was_cut_anew_is_let_go() -> None:
     async with Engine("emulated", device_memory="64KiB") as engine:
         await (await GPT2.create(engine, CONFIG, tile=8)).logits(tokens())
-        old = list(engine.tiers.top.arena.pools)
+        old = list(runtime_of(engine).tiers.top.arena.pools)
         await (await GPT2.create(engine, CONFIG, tile=32)).logits(tokens())
-        assert not set(old) & set(engine.tiers.top.arena.pools)
+        assert not set(old) & set(runtime_of(engine).tiers.top.arena.pools)
         assert all(pool.memory is None for pool in old)
 
 
 async def test_an_engine_that_closes_ends_the_work_in_it_and_does_not_hang() -> None:
     async with Engine("emulated", device_memory="64KiB", link_rate="1MB") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
-        await engine.synchronize()
+        await runtime_of(engine).synchronize()
         step = asyncio.create_task(trainer.step(tokens(), tokens()))
-        await until(lambda: engine.tiers.run_ahead.is_behind)
+        await until(lambda: runtime_of(engine).tiers.run_ahead.is_behind)
     async with asyncio.timeout(20):
         (ended,) = await asyncio.gather(step, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError | DeviceError)

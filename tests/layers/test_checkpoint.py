@@ -19,6 +19,7 @@ import pytest
 
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.share import runtime_of
 from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, states_of, trainer_on
 from tests.layers.training import assert_same_tensors, floor_of
 
@@ -168,7 +169,7 @@ async def test_a_resumed_training_is_bitwise_the_same(
     settings = {"clip_norm": clip_norm, "micro_batches": micro_batches}
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine, steps=2, **settings)
-        kernels = engine.kernels
+        kernels = runtime_of(engine).device.kernels
         true = kernels["cross_entropy"]
 
         def poisoned(*args: Any) -> None:

@@ -19,6 +19,8 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.laws import law
 from tests.layers.shapes import shape as make_shape
@@ -274,12 +276,12 @@ async def test_a_step_without_a_finite_loss_is_skipped_by_graphs_too() -> None:
         batches = batches_of(SMALL, 4)
         for tokens, targets in batches[:3]:
             await trainer.step(tokens, targets)
-        parameter = trainer.model.parameters["transformer.ln_f.bias"]
-        kept = await trainer.model.gather(parameter, parameter.weights)
+        parameter = model_state_of(trainer.model).parameters["transformer.ln_f.bias"]
+        kept = await model_state_of(trainer.model).gather(parameter, parameter.weights)
         tile = parameter.weights[0, 0]
-        await engine.store([(tile, np.full(tile.shape, np.nan, np.float32))])
+        await runtime_of(engine).store([(tile, np.full(tile.shape, np.nan, np.float32))])
         assert (await trainer.step(*batches[3])).skipped
-        await engine.store([(tile, kept[parameter.index(0, 0)])])
+        await runtime_of(engine).store([(tile, kept[parameter.index(0, 0)])])
         report = await trainer.step(*batches[3])
         assert report.loss == yardstick.losses[3]
         assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
@@ -353,14 +355,14 @@ async def test_batches_of_changing_shape_never_take_more_of_the_gpu_than_the_cap
     async with Engine("cuda:0", device_memory=cap) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER)
         driver = soft_gpu.opened[0]
-        slots = sum(pool.made * pool.slot_nbytes for pool in engine.tiers.top.arena.pools)
+        slots = sum(pool.made * pool.slot_nbytes for pool in runtime_of(engine).tiers.top.arena.pools)
         beside = driver.memory()[1] - driver.memory()[0] - slots
         for batch, length in ((1, 5), (2, 17), (1, 24), (1, 3)):
             tokens = np.ones((batch, length), np.int32)
             await trainer.step(tokens, tokens)
             taken = driver.memory()[1] - driver.memory()[0] - beside
             assert taken <= cap, (batch, length)
-        assert not engine.tiers.top.arena.divided
+        assert not runtime_of(engine).tiers.top.arena.divided
 
 
 async def test_an_engine_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> None:

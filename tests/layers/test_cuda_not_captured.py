@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.layers.replaying import STATES, Once, Trained, assert_same, by_coroutines, place_of, training
 from tests.repeat.interleaving import BATCHES, states_of
@@ -71,7 +72,7 @@ async def test_what_cannot_be_captured_is_issued_also_where_the_last_share_ends_
             driver.begin_capture = breaks
             step = asyncio.create_task(trainer.step(*BATCHES[1]))
             await until(capturing.is_set)
-            alone = asyncio.create_task(until(lambda: not engine.tiers.is_shared))
+            alone = asyncio.create_task(until(lambda: not runtime_of(engine).tiers.is_shared))
             alone.add_done_callback(lambda _: ended.set())
         report = await step
         assert not report.played

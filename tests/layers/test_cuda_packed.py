@@ -14,6 +14,7 @@ from asynctile import Engine
 from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
+from asynctile.share import runtime_of
 from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
 
 CAP = SMALL.config.states_nbytes // 3
@@ -38,7 +39,7 @@ async def test_every_step_from_the_third_on_moves_what_its_plan_says(options: di
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **options)
         for number, batch in enumerate(BATCHES):
             report = await trainer.step(*batch)
-            assert engine.tiers.top.arena.packed
+            assert runtime_of(engine).tiers.top.arena.packed
             assert report.played is (number > 0)
             if number > 1:
                 assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
@@ -55,7 +56,7 @@ async def test_a_cancelled_step_that_is_packed_leaves_the_model_as_it_was_or_cou
             before = trainer.step_count
             step = asyncio.create_task(trainer.step(*BATCHES[before]))
             for _ in range(turns):
-                await engine.call(asyncio.sleep(0))
+                await runtime_of(engine).call(asyncio.sleep(0))
             step.cancel()
             await asyncio.gather(step, return_exceptions=True)
             assert trainer.step_count in (before, before + 1)

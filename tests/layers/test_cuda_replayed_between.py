@@ -15,6 +15,7 @@ import pytest
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.ops import fill
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.layers import stories
 from tests.layers.replaying import STATES, Trained, assert_same, by_coroutines, place_of, training
@@ -64,17 +65,17 @@ async def lend(engine: Engine, trainer: Trainer, folder: Path) -> None:
     """RAM, until the next time."""
 
     async def lent() -> None:
-        async with engine.exclusive():
-            for loan in list(engine.tiers.caps.loans):
+        async with runtime_of(engine).exclusive():
+            for loan in list(runtime_of(engine).tiers.caps.loans):
                 loan.give_back()
-            engine.borrow(8 << 10, "a test")
+            runtime_of(engine).tiers.caps.borrow(8 << 10, "a test")
 
-    await engine.call(lent())
+    await runtime_of(engine).call(lent())
 
 
 async def part(engine: Engine, trainer: Trainer, folder: Path) -> None:
     """Another training, on a part of the caps, and texts beside it."""
-    if engine.device_cap < 4 * STATES:
+    if runtime_of(engine).device_cap < 4 * STATES:
         await read(engine, trainer, folder)
         return
     async with engine.share(device_memory=STATES // 2, host_memory=4 * STATES) as share:
@@ -137,10 +138,10 @@ async def test_a_replayed_step_follows_what_was_launched_by_hand_before_it(
         soft_gpu(seed=7)
         async with training(place_of(where, tmp_path), plays=plays) as (engine, trainer):
             await played(trainer, 0, 1, 2)
-            await engine.launch(fill(a_weight(trainer), 0.5))
+            await runtime_of(engine).launch(fill(a_weight(trainer), 0.5))
             await played(trainer, 3)
-            await engine.launch(fill(a_weight(trainer), 0.25))
-            assert (await engine.read(a_weight(trainer)) == 0.25).all()
+            await runtime_of(engine).launch(fill(a_weight(trainer), 0.25))
+            assert (await runtime_of(engine).read(a_weight(trainer)) == 0.25).all()
             assert (await played(trainer, 4, 5))[1] is plays
             found.append(await states_of(trainer))
     assert_same_tensors(*found)
@@ -204,7 +205,7 @@ async def test_a_step_is_replayed_though_another_model_takes_the_ram_in_which_gr
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)
     async with training(place_of("at a half", host_memory=112_000), update="host") as (engine, trainer):
-        caps = engine.tiers.caps
+        caps = runtime_of(engine).tiers.caps
         assert (await played(trainer, 0, 1, 2))[1:] == [True, True] and caps.in_turn
         await GPT2.create(engine, SMALLER.config, seed=1, tile=SMALLER.tile)
         assert await played(trainer, 3, 4) == [True, True] and not caps.in_turn

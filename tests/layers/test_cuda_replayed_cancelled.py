@@ -17,6 +17,8 @@ import pytest
 from asynctile import StalledError, TornModelError
 from asynctile.kernels import cpu as cpu_kernels
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.layers.replaying import Endless, Held, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors
@@ -54,7 +56,7 @@ async def test_a_step_that_is_cancelled_at_any_turn_leaves_the_model_as_it_was_o
             count = trainer.step_count
             step = asyncio.create_task(trainer.step(*BATCHES[2]))
             for _ in range(turns):
-                await engine.call(asyncio.sleep(0))
+                await runtime_of(engine).call(asyncio.sleep(0))
             step.cancel()
             (ended,) = await asyncio.gather(step, return_exceptions=True)
             counted.append(trainer.step_count - count)
@@ -123,13 +125,13 @@ async def test_a_replayed_step_without_a_finite_loss_is_skipped(
     soft_gpu(seed=6)
     async with training(place_of(where, tmp_path), **options) as (engine, trainer):
         await played(trainer, 0, 1, 2)
-        parameter = trainer.model.parameters["transformer.ln_f.bias"]
+        parameter = model_state_of(trainer.model).parameters["transformer.ln_f.bias"]
         tile = parameter.weights[0, 0]
-        kept = await engine.read(tile)
-        await engine.store([(tile, np.full(tile.shape, np.nan, np.float32))])
+        kept = await runtime_of(engine).read(tile)
+        await runtime_of(engine).store([(tile, np.full(tile.shape, np.nan, np.float32))])
         report = await trainer.step(*BATCHES[0])
         assert (report.skipped, report.played) == (True, True)
-        await engine.store([(tile, kept)])
+        await runtime_of(engine).store([(tile, kept)])
         assert await played(trainer, 3, 4) == [True, True]
         assert_same_tensors(await states_of(trainer), expected.states)
 

@@ -14,6 +14,7 @@ from asynctile.layers import GPT2
 from asynctile.layers.cache import KVCache
 from asynctile.layers.decode import Span, inputs_of, record_decode
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.model import model_state_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
 from asynctile.program.needs import demand_of
@@ -30,7 +31,7 @@ class Decoder:
 
     def __init__(self, model: GPT2, numbers: Sequence[Sequence[int]]) -> None:
         self.model, self.numbers = model, [tuple(pages) for pages in numbers]
-        self.cache = KVCache(model.parameters)
+        self.cache = KVCache(model_state_of(model).parameters)
         self.most = max(map(max, numbers)) + 1
         self.tokens = texts(model)
         self.logits: dict[tuple[int, int], bytes] = {}
@@ -38,38 +39,38 @@ class Decoder:
     async def run(self, pieces: Iterable[Piece], rows: int) -> None:
         """One program of so many rows, of which these are the first."""
         pieces = list(pieces)
-        program = record_decode(self.model.parameters, self.cache, rows=rows, pages=self.most, wanted=rows)
+        program = record_decode(model_state_of(self.model).parameters, self.cache, rows=rows, pages=self.most, wanted=rows)
         spans = [Span(self.tokens[i, start : start + count], start, self.numbers[i]) for i, start, count in pieces]
         inputs = inputs_of(spans, self.cache.positions, rows, self.most)
         found = np.empty((rows, self.model.config.vocab_size), np.float32)
 
         async def job() -> None:
-            async with self.model.engine.exclusive():
-                demand = self.model.demand(program, self.cache.tiles(0, self.most))
-                await (await self.model.engine.start(program, demand, inputs, {"logits": found})).finish()
+            async with model_state_of(self.model).runtime.exclusive():
+                demand = model_state_of(self.model).demand(program, self.cache.tiles(0, self.most))
+                await (await model_state_of(self.model).runtime.start(program, demand, inputs, {"logits": found})).finish()
 
-        await self.model.engine.call(job())
+        await model_state_of(self.model).runtime.call(job())
         places = [(i, start + place) for i, start, count in pieces for place in range(count)]
         self.logits |= {place: row.tobytes() for place, row in zip(places, found, strict=False)}
 
     async def store(self, value: float) -> None:
         """Whatever requests before have left in the pages."""
         tiles = list(self.cache.tiles(0, self.most))
-        demand = demand_of([], [*self.model.weights(), *tiles])
-        await self.model.engine.reserve(demand)
-        await self.model.engine.store((tile, np.full(tile.shape, value, tile.dtype)) for tile in tiles)
+        demand = demand_of([], [*model_state_of(self.model).weights(), *tiles])
+        await model_state_of(self.model).runtime.reserve(demand)
+        await model_state_of(self.model).runtime.store((tile, np.full(tile.shape, value, tile.dtype)) for tile in tiles)
 
 
 def texts(model: GPT2) -> NDArray[np.int32]:
     """Of three pages and a token, if block_size allows."""
-    length = min(model.config.block_size, 3 * KVCache(model.parameters).positions + 1)
+    length = min(model.config.block_size, 3 * KVCache(model_state_of(model).parameters).positions + 1)
     return np.random.default_rng(3).integers(0, model.config.vocab_size, (2, length), np.int32)
 
 
 async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
     """Logits of both texts by (text, position)."""
     length, both = texts(model).shape[1], range(2)
-    each = -(-length // KVCache(model.parameters).positions)
+    each = -(-length // KVCache(model_state_of(model).parameters).positions)
     if way == "token by token, one after the other, pages in a row":
         decoder = Decoder(model, [range(each), range(each, 2 * each)])
         await decoder.store(0.0)
@@ -94,7 +95,7 @@ async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
 
 
 def most_rows(model: GPT2) -> int:
-    return min(16, model.tiling.row_tokens)
+    return min(16, model_state_of(model).tiling.row_tokens)
 
 
 WAYS = ("token by token, one after the other, pages in a row", "side by side, pages in turns, one never used", "in chunks")

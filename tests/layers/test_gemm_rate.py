@@ -14,6 +14,7 @@ import pytest
 from asynctile import Engine, Statistics
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.measure import rates
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64)
@@ -61,7 +62,7 @@ async def test_it_moves_nothing_and_gives_back_what_it_took(options: dict[str, A
         rate = await trainer.gemm_rate(4, 16)
         assert rate is not None and np.isfinite(rate) and rate > 0
         assert moved(engine.statistics()) == before
-        assert engine.tiers.host.arena.lent_nbytes == 0
+        assert runtime_of(engine).tiers.host.arena.lent_nbytes == 0
         assert engine.statistics().host_peak_bytes <= 64 << 20
 
 

@@ -16,6 +16,7 @@ from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import parts_of, record
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.demand import Demand
 from tests.layers.shapes import shape
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, moments_of
@@ -46,9 +47,9 @@ OTHER = demand_of([], (tile for item in DEEP.parameters().values() for tile in i
 
 async def step_on(trainer: Trainer, number: int = 1) -> int:
     """Do a step; how many parts have kept their activations in it, told by the number of its operations."""
-    before = trainer.engine.statistics().operations
+    before = trainer.model.engine.statistics().operations
     await trainer.step(*DEEP.batch_of_tokens(number))
-    return KEPT[trainer.engine.statistics().operations - before]
+    return KEPT[trainer.model.engine.statistics().operations - before]
 
 
 async def trainer_on(engine: Any, **options: Any) -> Trainer:
@@ -112,10 +113,10 @@ async def test_nothing_is_kept_that_would_go_to_the_disk(device: str, tmp_path: 
     more = {} if device == "cpu" else {"device_memory": 2 * NBYTES[-1]}
     async with training(device, host_memory=none - 1, spill=tmp_path, spill_limit=none + 4096, **more) as trainer:
         assert await step_on(trainer) == 0
-        assert trainer.engine.statistics().spill_written_bytes > 0 or device == "emulated"
+        assert trainer.model.engine.statistics().spill_written_bytes > 0 or device == "emulated"
     async with training(device, host_memory=some, spill=tmp_path, **more) as trainer:
         assert await step_on(trainer) == 2
-        assert trainer.engine.statistics().spill_written_bytes == 0
+        assert trainer.model.engine.statistics().spill_written_bytes == 0
 
 
 async def test_gradients_choose_for_themselves() -> None:
@@ -139,7 +140,7 @@ async def test_a_model_that_comes_later_takes_the_room_of_activations() -> None:
     """On RAM alone, where a step that keeps as before would be refused; then the choice stays."""
     async with training("cpu", host_memory=NBYTES[2] + OTHER) as trainer:
         assert await step_on(trainer) == PARTS
-        other = await lively(trainer.engine, DEEP, seed=2)
+        other = await lively(trainer.model.engine, DEEP, seed=2)
         assert [await step_on(trainer, number) for number in (2, 3)] == [0, 0]
         assert (await trainer.gradients(*DEEP.batch_of_tokens()))
         await other.release()
@@ -162,20 +163,20 @@ async def test_a_step_that_fits_no_way_is_refused_by_what_it_needs_at_least() ->
 async def test_ram_that_is_lent_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a save, say: the step chooses as if it were there, and waits for it."""
     async with training("cpu", host_memory=NBYTES[-1]) as trainer:
-        engine = trainer.engine
-        reserve = engine.reserve
+        engine = trainer.model.engine
+        reserve = runtime_of(engine).reserve
 
         async def lend() -> Any:
-            async with engine.exclusive():
-                return engine.borrow(NBYTES[-1] - NBYTES[1], "a test")
+            async with runtime_of(engine).exclusive():
+                return runtime_of(engine).tiers.caps.borrow(NBYTES[-1] - NBYTES[1], "a test")
 
         async def give_back_and_reserve(demand: Demand) -> None:  # by now the choice is made
             loan.give_back()
             await reserve(demand)
 
-        loan = await engine.call(lend())
+        loan = await runtime_of(engine).call(lend())
         assert loan is not None
-        monkeypatch.setattr(engine, "reserve", give_back_and_reserve)
+        monkeypatch.setattr(runtime_of(engine), "reserve", give_back_and_reserve)
         assert [await step_on(trainer, number) for number in (1, 2)] == [PARTS, PARTS]
 
 

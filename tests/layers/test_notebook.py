@@ -57,7 +57,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def steps_of(batches: Any, steps: int | None, losses: list[Any]) -> Steps:
     """A run whose steps have these losses; an error among them is raised."""
-    engine: Any = SimpleNamespace(dependents=set(), check_process=lambda: None)
+    life: Any = SimpleNamespace(dependents=set(), check_process=lambda: None)
 
     async def step(counted: Callable[[], None], *_: Any) -> Any:
         loss = losses.pop(0)
@@ -66,7 +66,7 @@ def steps_of(batches: Any, steps: int | None, losses: list[Any]) -> Steps:
         counted()
         return SimpleNamespace(loss=loss, skipped=False)
 
-    return Steps(engine, step, batches, steps, lambda *_: None)
+    return Steps(life, step, batches, steps, lambda *_: None)
 
 
 async def endless() -> AsyncIterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from asynctile.device.workers import WorkerDevice
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers import GPT2, Trainer
 from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.model import model_state_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.split import Split
 from asynctile.layers.step import record
@@ -25,6 +26,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.program.grain import COARSE, FINE, Grain
 from asynctile.program.operation import Operation
 from asynctile.program.precision import BF16
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.interpreter import Interpreter, Model
 from tests.layers.shapes import SHAPES
@@ -112,7 +114,7 @@ def test_programs_compute_the_same_with_padding_and_leave_it_zero(name: str, pre
     for step, (kind, on_host) in enumerate((("step", False), ("step_clipped", False), ("step", True)), 1):
         found, wanted = (
             model.step(tokens, targets, step, OPTIMIZER, kind=kind, micro_batches=shape.micro_batches,
-                       on_host=frozenset(model.parameters[WTE].weights.values() if on_host else ()))
+                       on_host=frozenset(model_state_of(model).parameters[WTE].weights.values() if on_host else ()))
             for model in (padded, plain)
         )  # fmt: skip
         assert found == pytest.approx(wanted, rel=tolerance)
@@ -147,12 +149,12 @@ async def test_padding_gets_into_no_result_and_no_file(device: str, request: Any
     async with Engine(device) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
         await trainer.step(tokens, targets)
-        wte = trainer.model.parameters[WTE]
+        wte = model_state_of(trainer.model).parameters[WTE]
         padding = {key: wte.padding(*key) for key in wte.weights}
         assert any(padding.values())
         for tiles in (wte.weights, wte.exp_avg, wte.exp_avg_sq, wte.copies):
             for key, tile in tiles.items():
-                assert not (await engine.read(tile)).reshape(-1)[tile.nbytes // 4 - padding[key] :].any()
+                assert not (await runtime_of(engine).read(tile)).reshape(-1)[tile.nbytes // 4 - padding[key] :].any()
         logits = [await trainer.model.logits(tokens) for _ in range(3)]  # the later ones are played
         gradients = [await trainer.gradients(tokens, targets) for _ in range(3)]
         state = await trainer.model.state_dict()
@@ -162,7 +164,7 @@ async def test_padding_gets_into_no_result_and_no_file(device: str, request: Any
         again = await Trainer.load(engine, tmp_path / "saved")
         assert np.array_equal(await again.model.logits(tokens), logits[0])
         assert all(np.array_equal(value, state[name]) for name, value in (await again.model.state_dict()).items())
-        moments = await again.model.gather(wte, again.model.parameters[WTE].exp_avg)
+        moments = await model_state_of(again.model).gather(wte, model_state_of(again.model).parameters[WTE].exp_avg)
     assert all(np.array_equal(one, logits[0]) for one in logits)
     assert all(np.array_equal(one[name], gradients[0][name]) for one in gradients for name in state)
     stored, optimizer = (load_file(tmp_path / "saved" / name) for name in ("model.safetensors", "optimizer.safetensors"))

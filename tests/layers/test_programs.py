@@ -10,8 +10,10 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import Trainer, programs
+from asynctile.layers.model import model_state_of
 from asynctile.layers.programs import FEW, Programs
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from tests.layers.training import OPTIMIZER, SMALL, assert_same_tensors, batches_of, lively
 
 
@@ -54,13 +56,13 @@ async def test_what_is_kept_needs_no_thread_and_counts_as_used(monkeypatch: pyte
     ((tokens, targets),) = batches_of(SMALL, 1)
     async with Engine("cpu") as engine:
         model = await lively(engine, SMALL)
-        compute = engine.compute
+        compute = runtime_of(engine).compute
 
         async def counted(work: Any, *given: Any) -> Any:
             computed.append(work)
             return await compute(work, *given)
 
-        monkeypatch.setattr(engine, "compute", counted)
+        monkeypatch.setattr(runtime_of(engine), "compute", counted)
         monkeypatch.setattr(programs, "PROGRAMS", 2)
         logits, loss = await model.logits(tokens), await model.loss(tokens, targets)
         assert len(computed) == 2
@@ -91,19 +93,19 @@ async def test_a_program_that_is_dropped_while_it_runs_ends_well_and_then_all_of
         destroy = driver.destroy_graph
         monkeypatch.setattr(driver, "destroy_graph", lambda graph: forgotten.append(graph) or destroy(graph))
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
-        model, start = trainer.model, engine.start
+        model, start = trainer.model, runtime_of(engine).start
         seen: list[weakref.ref[Program]] = []
 
         async def drop_and_start(program: Program, *args: Any) -> Any:
             run = await start(program, *args)
             if len(seen) == 3:
-                model._programs._kept.clear()
+                model_state_of(model).programs._kept.clear()
                 gc.collect()
                 assert forgotten == [], "graphs that run are held"
             seen.append(weakref.ref(program))
             return run
 
-        monkeypatch.setattr(engine, "start", drop_and_start)
+        monkeypatch.setattr(runtime_of(engine), "start", drop_and_start)
         for batch in batches:
             await trainer.step(*batch)
         assert driver.graphs > 0

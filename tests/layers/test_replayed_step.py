@@ -11,6 +11,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.share import runtime_of
 from tests.cuda.idle import IdleDriver
 
 STEPS = 5
@@ -40,11 +41,11 @@ async def calls_a_step(device: str, layers: int) -> tuple[int, int]:
         assert report.played
         found = []
         for _ in range(STEPS):
-            await engine.call(profile(seen))
+            await runtime_of(engine).call(profile(seen))
             count = 0
             await trainer.step(tokens, tokens)
             found.append(count)
-            await engine.call(profile(None))
+            await runtime_of(engine).call(profile(None))
         return min(found), engine.statistics().operations // trainer.step_count
 
 

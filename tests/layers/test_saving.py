@@ -23,6 +23,8 @@ import pytest
 
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.share import runtime_of
 from asynctile.storage.beside import recover_folder
 from asynctile.storage.inside import Folder
 from asynctile.storage.sizes import format_size
@@ -40,15 +42,15 @@ class Lent:
     """What `engine` has lent and not got back, and the most that it had."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._caps, self.most = engine.tiers.caps, 0
-        borrow = engine.tiers.caps.borrow
+        self._caps, self.most = runtime_of(engine).tiers.caps, 0
+        borrow = runtime_of(engine).tiers.caps.borrow
 
         def borrowing(nbytes: int, who: str) -> Any:
             loan = borrow(nbytes, who)
             self.most = max(self.most, self.nbytes)
             return loan
 
-        monkeypatch.setattr(engine.tiers.caps, "borrow", borrowing)
+        monkeypatch.setattr(runtime_of(engine).tiers.caps, "borrow", borrowing)
 
     @property
     def nbytes(self) -> int:
@@ -262,13 +264,14 @@ def test_a_process_that_may_write_no_large_file(tmp_path: Path) -> None:
 import asyncio, resource
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
 
 async def main():
     config = GPT2Config(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=256)
     async with Engine("cpu") as engine:
         trainer = Trainer(await GPT2.create(engine, config))
         await trainer.save({str(tmp_path / "c")!r})
-        trainer.model.step_count = 1
+        model_state_of(trainer.model).step_count = 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, -1))
         for wait in (True, False):
             try:
@@ -317,10 +320,10 @@ async def test_killed_while_it_replaces_a_checkpoint(
         trainer, path, seen, call = await trainer_on(engine), tmp_path / "c", [], 0
         while call <= tried:
             call += 1
-            tried, dead_from, trainer.model.step_count = 0, sys.maxsize, 0
+            tried, dead_from, model_state_of(trainer.model).step_count = 0, sys.maxsize, 0
             shutil.rmtree(path, ignore_errors=True)
             await trainer.save(path)
-            trainer.model.step_count = 1
+            model_state_of(trainer.model).step_count = 1
             tried, dead_from = 0, call
             try:
                 await trainer.save(path)

@@ -14,7 +14,9 @@ import pytest
 from asynctile import BudgetError, Engine
 from asynctile.layers import GPT2, Trainer, serving
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.model import model_state_of
 from asynctile.layers.requests import Request, Token
+from asynctile.share import runtime_of
 from tests.layers.serving import PROMPTS, SHAPE, held_by, one_by_one, text, texts, watched
 from tests.layers.training import OPTIMIZER, lively
 from tests.settle import until
@@ -133,7 +135,7 @@ async def test_closing_a_server_is_whole_however_often_it_is_cancelled(times: in
                 closing.cancel()
                 await asyncio.sleep(0)
             await asyncio.wait([closing])
-            await engine.synchronize()
+            await runtime_of(engine).synchronize()
             assert engine.statistics().host_used_bytes == standing
 
 
@@ -256,9 +258,9 @@ async def test_a_step_between_two_tokens_makes_the_cache_anew(monkeypatch: pytes
             await training
         assert any(len(found) > 1 for found in versions.values()), "no step was in the midst of a text"
         for version, tokens, logits in sorted(seen)[::7]:
-            if model.version != version:
-                state, model.step_count = states[version], version
-                await model.set_weights(lambda parameter, key, state=state: state[parameter.name][parameter.index(*key)])
+            if model.step_count != version:
+                state, model_state_of(model).step_count = states[version], version
+                await model_state_of(model).set_weights(lambda item, key, state=state: state[item.name][item.index(*key)])
             whole = (await model.logits([tokens]))[0, -1]
             np.testing.assert_allclose(np.frombuffer(logits, np.float32), whole, rtol=0, atol=1e-5)
 

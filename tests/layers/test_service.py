@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from asynctile import Engine, StalledError
+from asynctile.layers.model import model_state_of
 from asynctile.memory.caps import Loan
+from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, states_of, trainer_on
 from tests.layers.training import SMALL
@@ -61,21 +63,23 @@ async def test_a_save_that_is_given_ram_comes_before_a_program_that_wants_it_bac
     states, tokens = SMALL.config.states_nbytes, np.zeros((40, SMALL.length), np.int64)
     async with Engine("emulated", device_memory=states) as engine:
         model = (await trainer_on(engine)).model
-        wanted = model.demand(model.program("logits", *tokens.shape)).resident_nbytes
+        state = model_state_of(model)
+        wanted = state.demand(state.program("logits", state.tiling.rows(*tokens.shape))).resident_nbytes
     async with Engine("emulated", device_memory=states, host_memory=wanted + states // 2, watchdog=5) as engine:
         trainer = await trainer_on(engine, steps=1)
-        borrow, demand = engine.borrow, trainer.model.demand(trainer.model.program("logits", *tokens.shape))
+        runtime, state = runtime_of(engine), model_state_of(trainer.model)
+        borrow, demand = runtime.tiers.caps.borrow, state.demand(state.program("logits", state.tiling.rows(*tokens.shape)))
 
         def borrowed(nbytes: int, who: str) -> Loan | None:
             loan = borrow(nbytes, who)
-            asked.append(engine.spawn(engine.reserve(demand)))
+            asked.append(runtime.spawn(runtime.reserve(demand)))
             return loan
 
-        monkeypatch.setattr(engine, "borrow", borrowed)
+        monkeypatch.setattr(runtime.tiers.caps, "borrow", borrowed)
         await trainer.save(tmp_path / "c", wait=False)
         assert trainer.saving
         await trainer.saved()
-        await engine.call(asyncio.wait(asked))
+        await runtime_of(engine).call(asyncio.wait(asked))
         asked[0].result()
         await trainer.model.logits(tokens)
 
@@ -84,17 +88,17 @@ async def test_no_ram_is_lent_to_a_save_while_another_holds_the_engine(tmp_path:
     """It may be about to divide all RAM among its own tiles."""
 
     async def held() -> None:
-        async with engine.exclusive():
-            saving = engine.spawn(trainer.save(tmp_path / "c", wait=False))
+        async with runtime_of(engine).exclusive():
+            saving = runtime_of(engine).spawn(trainer.save(tmp_path / "c", wait=False))
             async with asyncio.timeout(20):
-                while not engine.busy._waiting:  # noqa: ASYNC110
+                while not runtime_of(engine).busy._waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-            assert not engine.tiers.caps.loans
+            assert not runtime_of(engine).tiers.caps.loans
         await saving
 
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine, steps=1)
-        await engine.call(held())
+        await runtime_of(engine).call(held())
         await trainer.saved()
 
 

@@ -10,9 +10,11 @@ import pytest
 from asynctile import BudgetError, DeviceError, Engine, TornModelError
 from asynctile.layers import GPT2, GPT2Config
 from asynctile.layers.decode import record_decode
+from asynctile.layers.model import model_state_of
 from asynctile.layers.requests import Request
 from asynctile.layers.server import Server
 from asynctile.layers.tokenizer import ByteTokenizer
+from asynctile.share import runtime_of
 from tests.layers.serving import PROMPTS, SHAPE, hold, one_by_one, text, texts
 from tests.layers.training import lively
 from tests.settle import until
@@ -30,17 +32,17 @@ async def test_an_operation_that_fails_ends_those_who_were_in_it_and_the_next_on
         model = await lively(engine, SHAPE)
         async with model.serve() as server:
             expected = await texts(server, max_new_tokens=9)
-            attend = engine.kernels["attention_page"]
+            attend = runtime_of(engine).device.kernels["attention_page"]
 
             def fails(*operands: Any) -> None:
                 raise RuntimeError("no such luck")
 
-            engine.kernels["attention_page"] = fails
+            runtime_of(engine).device.kernels["attention_page"] = fails
             found = await outcomes(server)
             assert [type(error) for error in found] == [DeviceError] * len(PROMPTS)
             assert all("no such luck" in str(error) for error in found)
             assert len({id(error) for error in found}) == len(found)
-            engine.kernels["attention_page"] = attend
+            runtime_of(engine).device.kernels["attention_page"] = attend
             assert await texts(server, max_new_tokens=9) == expected
             assert model.torn is None
 
@@ -69,7 +71,7 @@ async def test_a_torn_model_ends_its_texts_and_takes_no_more() -> None:
         async with model.serve() as server:
             running = server.generate([1], max_new_tokens=38)
             await anext(running)
-            model.torn = "step 3 failed"
+            model_state_of(model).torn = "step 3 failed"
             with pytest.raises(TornModelError, match="cannot generate: step 3 failed"):
                 await text(running)
             with pytest.raises(TornModelError, match="step 3 failed"):
@@ -97,7 +99,7 @@ async def test_a_text_that_could_never_fit_is_refused_at_once_and_others_wait_fo
                 return reserve(count)
 
             server._serving._pages.reserve = reserved  # type: ignore[method-assign]
-            held = asyncio.create_task(engine.call(hold(engine)))
+            held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
             tasks = []
             for index, prompt in enumerate(PROMPTS):
                 tasks.append(asyncio.create_task(text(server.generate(prompt, seed=index, max_new_tokens=9))))
@@ -112,8 +114,8 @@ async def cap_for(pages: int) -> int:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         cache = model._serving.cache
-        program = record_decode(model.parameters, cache, rows=12, pages=pages, wanted=12)
-        return model.demand(program, cache.tiles(0, pages)).resident_nbytes
+        program = record_decode(model_state_of(model).parameters, cache, rows=12, pages=pages, wanted=12)
+        return model_state_of(model).demand(program, cache.tiles(0, pages)).resident_nbytes
 
 
 async def test_where_caps_leave_room_for_few_pages_the_next_text_waits_for_those() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from asynctile import DeviceError, Engine, StalledError, TornModelError
 from asynctile.layers import GPT2, Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.layers.requests import Token
 from asynctile.layers.server import Server
 from asynctile.layers.serving import Serving
@@ -68,7 +69,7 @@ async def scene(place: str) -> AsyncIterator[tuple[Trainer, Server]]:
         async with trainer.model.serve(part) as server:
             yield trainer, server
         assert part.statistics().host_used_bytes == 0
-        assert (trainer.model.followers, trainer.model.readers) == ([], 0)
+        assert (model_state_of(trainer.model).followers, model_state_of(trainer.model).readers) == ([], 0)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -211,7 +212,7 @@ async def test_a_share_that_ends_before_its_server_leaves_nothing_to_close() -> 
         await server.aclose()
         trainer = Trainer(model, OPTIMIZER)
         assert (await trainer.step(*BATCHES[0])).step == 1
-        assert not model.followers
+        assert not model_state_of(model).followers
 
 
 async def test_for_a_server_that_could_not_end_nothing_is_published_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,4 +225,4 @@ async def test_for_a_server_that_could_not_end_nothing_is_published_any_more(mon
         monkeypatch.setattr(server._serving, "end", stalls)
         with pytest.raises(StalledError):
             await server.aclose()
-        assert not model.followers and part.statistics().host_used_bytes == 0
+        assert not model_state_of(model).followers and part.statistics().host_used_bytes == 0

@@ -17,6 +17,7 @@ import pytest
 from asynctile import DeviceError, Engine
 from asynctile.events import TextsWait
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.layers.requests import Request, Token
 from asynctile.layers.server import Server
 from asynctile.schedule import allowance
@@ -95,7 +96,7 @@ async def test_a_text_that_is_broken_off_while_a_step_waits_lets_that_go_on(monk
     async with scene() as (trainer, server, training):
         assert len(await text(server.generate([1], max_new_tokens=39), most=2)) == 2
         await training
-        await until(lambda: not trainer.model.readers)
+        await until(lambda: not model_state_of(trainer.model).readers)
 
 
 async def test_a_server_that_closes_while_a_step_waits_ends_its_texts_and_the_step_goes_on(
@@ -105,12 +106,12 @@ async def test_a_server_that_closes_while_a_step_waits_ends_its_texts_and_the_st
     async with scene() as (trainer, server, training):
         running = server.generate([1], max_new_tokens=39)
         await anext(running)
-        held = trainer.engine.statistics().host_used_bytes
+        held = trainer.model.engine.statistics().host_used_bytes
         await server.aclose()
         with pytest.raises(DeviceError, match="the server was closed"):
             await text(running)
         await training
-        assert trainer.engine.statistics().host_used_bytes < held
+        assert trainer.model.engine.statistics().host_used_bytes < held
 
 
 async def test_that_a_share_of_its_own_would_wait_for_no_step_is_told_once(
@@ -121,7 +122,7 @@ async def test_that_a_share_of_its_own_would_wait_for_no_step_is_told_once(
     async with scene() as (trainer, server, training):
         assert not caplog.records, "a text between trainings waited for none"
         trainer.model.name = "chat"
-        reader = trainer.engine.events()
+        reader = trainer.model.engine.events()
         for _ in range(2):
             await text(server.generate(PROMPTS[0], max_new_tokens=3))
         await training

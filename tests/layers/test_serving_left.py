@@ -16,6 +16,7 @@ from asynctile import DeviceError, Engine
 from asynctile.layers import GPT2, serving
 from asynctile.layers.requests import Request
 from asynctile.layers.server import Server
+from asynctile.share import runtime_of
 from tests.layers.serving import PROMPTS, SHAPE, held_by, hold, one_by_one, text, texts
 from tests.layers.training import lively
 from tests.settle import until
@@ -27,7 +28,7 @@ async def test_closing_a_server_or_an_engine_ends_who_reads() -> None:
         model = await lively(engine, SHAPE)
         async with model.serve(most=2) as server:
             await text(server.generate([1], max_new_tokens=39))  # the pages of the next are there
-            held = asyncio.create_task(engine.call(hold(engine)))
+            held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
             reading = asyncio.gather(*(text(server.generate([1])) for _ in range(5)), return_exceptions=True)
             await until(lambda: len(server._serving._waiting) + len(server._serving._running) == 5)
             closing = asyncio.create_task(server.aclose())
@@ -69,7 +70,7 @@ async def test_who_waits_behind_others_and_has_gone_leaves_at_the_next_token(mon
     choose = Request.choose
     async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve(most=1) as server:
         monkeypatch.setattr(Request, "choose", watch)
-        held = asyncio.create_task(engine.call(hold(engine)))
+        held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
         asked = []
         for number in (1, 2, 3):
             asked.append(asyncio.create_task(text(server.generate([number], max_new_tokens=9))))
@@ -84,8 +85,8 @@ async def test_who_waits_behind_others_and_has_gone_leaves_at_the_next_token(mon
 @pytest.mark.parametrize("way", ["closed", "cancelled", "loop closed", "loop closed at once"])
 async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) -> None:
     async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
-        held = asyncio.create_task(engine.call(hold(engine)))
-        await until(lambda: engine.busy.holder is not None)
+        held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
+        await until(lambda: runtime_of(engine).busy.holder is not None)
         tokens: Any = server.generate([1], max_new_tokens=39)
         if way.startswith("loop closed"):
             await asyncio.to_thread(begun_elsewhere, tokens, server, waits=way == "loop closed")
@@ -97,8 +98,8 @@ async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) ->
             other = asyncio.create_task(text(server.generate([2], max_new_tokens=39)))
             held.cancel()
             await first
-            held = asyncio.create_task(engine.call(hold(engine)))
-            await until(lambda: engine.busy.holder is not None and "hold" in engine.busy.holder)
+            held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
+            await until(lambda: runtime_of(engine).busy.holder is not None and "hold" in runtime_of(engine).busy.holder)
             await tokens.aclose()
             assert len(await finished(other, held)) == 39
         elif way == "cancelled":
@@ -168,7 +169,7 @@ async def test_a_share_that_ends_waits_for_the_texts_on_it() -> None:
             async def ids() -> list[int]:
                 return [token async for token in model.generate(PROMPTS[0], seed=0, max_new_tokens=9)]
 
-            held = asyncio.create_task(part.call(hold(part)))
+            held = asyncio.create_task(runtime_of(part).call(hold(part)))
             writing = asyncio.create_task(ids())
             await until(lambda: model._serving._waiting)
             asyncio.get_running_loop().call_later(0.05, held.cancel)

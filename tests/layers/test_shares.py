@@ -19,6 +19,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, Trainer
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.layers.training import NARROW, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 
@@ -144,7 +145,7 @@ async def test_turns_change_no_bit_of_two_trainings_and_of_what_is_asked_between
         for part in (one, other, asked):
             part.plays = plays
         found = await asyncio.gather(trained(one, 1), trained(other, 2), generated(asked))
-        waited = [part.turn.waited_s for part in (one, other)]
+        waited = [runtime_of(part).turn.waited_s for part in (one, other)]
     for seed, training in zip((1, 2), found, strict=False):
         expected = await place.trained_alone(seed)
         assert training.losses == expected.losses  # what moves follows from whether it is played
@@ -256,7 +257,7 @@ async def test_a_share_gives_everything_back_at_its_end_also_what_was_never_rele
                 assert part.statistics().host_used_bytes > 0
                 assert engine.statistics().spill_used_bytes == 4 << 20
             with pytest.raises(DeviceError, match=r"the share of the engine has ended"):
-                await part.synchronize()
+                await runtime_of(part).synchronize()
         after = engine.statistics()
     assert (after.device_memory_bytes, after.host_memory_bytes) == (before.device_memory_bytes, before.host_memory_bytes)
     assert after.spill_used_bytes == after.host_used_bytes == after.device_used_bytes == 0
@@ -325,7 +326,7 @@ async def test_a_share_ends_behind_a_save_of_it_that_goes_on_in_the_background(t
             await trainer.step(*batches_of(NARROW, 1)[0])
             expected = await model.state_dict()
             await trainer.save(tmp_path / "saved", wait=False)
-        assert engine.tiers.host.arena.lent_nbytes == 0
+        assert runtime_of(engine).tiers.host.arena.lent_nbytes == 0
         await trainer.saved()
         loaded = await Trainer.load(engine, tmp_path / "saved")
         assert_same_tensors(await loaded.model.state_dict(), expected)

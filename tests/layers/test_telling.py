@@ -32,6 +32,7 @@ from asynctile.events import (
 )
 from asynctile.hub import Events
 from asynctile.layers import Trainer
+from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, trainer_on
 from tests.layers.training import SMALL
@@ -130,11 +131,11 @@ async def test_a_step_that_is_skipped_is_a_step_a_fault_and_a_warning(caplog: py
     async with Engine("cpu") as engine:
         trainer = await named(engine, clip_norm=1.0)
         await trainer.step(*BATCHES[0])
-        reader, true = engine.events(), engine.kernels["column_sums"]
-        engine.kernels["column_sums"] = not_finite(0)(true)
+        reader, true = engine.events(), runtime_of(engine).device.kernels["column_sums"]
+        runtime_of(engine).device.kernels["column_sums"] = not_finite(0)(true)
         assert (await trainer.step(*BATCHES[1])).skipped
         assert (engine.statistics().steps, engine.statistics().skipped_steps) == (1, 1)
-        engine.kernels["column_sums"] = true
+        runtime_of(engine).device.kernels["column_sums"] = true
     step, fault = await rest(reader)
     assert isinstance(step, StepDone) and isinstance(fault, Fault)
     assert (step.step, step.skipped, fault.kind) == (1, True, SKIPPED)
@@ -156,7 +157,7 @@ async def test_a_step_that_fails_is_told_by_what_became_of_the_model(
         trainer = await named(engine)
         await trainer.step(*BATCHES[0])
         reader = engine.events()
-        engine.kernels[kernel] = broken
+        runtime_of(engine).device.kernels[kernel] = broken
         with pytest.raises(error):
             await trainer.step(*BATCHES[1])
         assert engine.statistics().steps == 1
@@ -171,7 +172,7 @@ async def test_what_is_computed_without_training_tells_of_its_failures_too() -> 
     async with Engine("cpu") as engine:
         model = (await named(engine)).model
         reader = engine.events()
-        engine.kernels["gelu"] = broken
+        runtime_of(engine).device.kernels["gelu"] = broken
         with pytest.raises(FloatingPointError):
             await model.logits(BATCHES[0][0])
     (fault,) = await rest(reader)

@@ -10,6 +10,7 @@ from asynctile import BudgetError, DeviceError, Engine, Statistics
 from asynctile.events import CANCELLED, FAILED, Closing, Event, FirstToken, RequestBegun, RequestDone
 from asynctile.hub import Events
 from asynctile.layers import GPT2
+from asynctile.share import runtime_of
 from tests.layers.serving import PROMPTS, SHAPE
 from tests.layers.training import lively
 
@@ -89,12 +90,12 @@ async def test_a_request_that_fails_says_why() -> None:
 
     async with Engine("cpu") as engine:
         model = await named(engine)
-        reader, gelu = engine.events(), engine.kernels["gelu"]
+        reader, gelu = engine.events(), runtime_of(engine).device.kernels["gelu"]
         async with model.serve() as server:
-            engine.kernels["gelu"] = broken
+            runtime_of(engine).device.kernels["gelu"] = broken
             with pytest.raises(DeviceError, match="it broke") as caught:
                 await anext(server.generate(PROMPT, max_new_tokens=1))
-            engine.kernels["gelu"] = gelu
+            runtime_of(engine).device.kernels["gelu"] = gelu
     (done,) = [event for event in await rest(reader) if isinstance(event, RequestDone)]
     assert (done.reason, done.error, done.new_tokens) == (FAILED, str(caught.value), 0)
 

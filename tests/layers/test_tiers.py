@@ -222,7 +222,7 @@ async def main(folder):
         await Trainer(tiny).step(np.zeros((1, 8), np.int32), np.zeros((1, 8), np.int32))
         before = peak()
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW())
-        await trainer.model.prepare_moments()
+        await model_state_of(trainer.model).prepare_moments()
         await trainer.save(folder + "/checkpoint")
         await trainer.model.release()
         trainer = await Trainer.load(engine, folder + "/checkpoint")

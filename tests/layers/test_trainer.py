@@ -24,6 +24,8 @@ import pytest
 
 from asynctile import AsynctileError, CheckpointError, DeviceError, Engine, TornModelError
 from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.share import runtime_of
 from tests.laws import law
 from tests.layers.shapes import SHAPES
 from tests.layers.training import (
@@ -86,7 +88,7 @@ class Once:
     """A kernel of `engine` in disguise: before its n-th call from now, `action` runs in the stream's thread."""
 
     def __init__(self, engine: Engine, kernel: str, n: int, action: Callable[[], Any]) -> None:
-        self._kernels = engine.kernels
+        self._kernels = runtime_of(engine).device.kernels
         self._name, self._true, self._left, self._action = kernel, self._kernels[kernel], n, action
         self._lock = threading.Lock()
         self._kernels[kernel] = self
@@ -230,7 +232,7 @@ async def settle(engine: Engine) -> None:
 
     for _ in range(3):
         await turn()
-        await engine.call(turn())
+        await runtime_of(engine).call(turn())
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_w
     options: dict[str, Any], kernel: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(**options) as engine:
-        device = engine.tiers.device  # of which the host cannot run ahead to the update, past what hangs
+        device = runtime_of(engine).tiers.device  # of which the host cannot run ahead to the update, past what hangs
         device.grain = replace(device.grain, run_ahead=32)
         monkeypatch.setattr("asynctile.streams.run_ahead.RUN_AHEAD_OPERATIONS", 32)
         trainer = await trainer_on(engine, recompute=True)
@@ -355,15 +357,15 @@ async def test_a_loss_that_is_not_finite_skips_the_step(options: dict[str, Any],
         trainer = await trainer_on(engine, clip_norm=clip_norm)
         await trainer.step(*BATCHES[0])
         before = await states_of(trainer)
-        true = engine.kernels["cross_entropy"]
+        true = runtime_of(engine).device.kernels["cross_entropy"]
 
         def poisoned(*args: Any) -> None:
             true(*args)
             args[-1][...] = poison
 
-        engine.kernels["cross_entropy"] = poisoned
+        runtime_of(engine).device.kernels["cross_entropy"] = poisoned
         report = await trainer.step(*BATCHES[1])
-        engine.kernels["cross_entropy"] = true
+        runtime_of(engine).device.kernels["cross_entropy"] = true
         assert report.skipped
         assert math.isnan(report.loss)
         assert json.loads(json.dumps(report.as_dict()))["loss"] == "nan"
@@ -386,7 +388,7 @@ async def test_a_gradient_that_is_not_finite_tears_a_fused_step_and_skips_a_clip
         return kernel
 
     async with Engine("cpu") as engine:
-        kernels = engine.kernels
+        kernels = runtime_of(engine).device.kernels
         true = kernels["column_sums"]
         for clip_norm in (1.0, None):
             trainer = await trainer_on(engine, clip_norm=clip_norm)
@@ -564,7 +566,7 @@ async def test_gradients_change_nothing(options: dict[str, Any]) -> None:
         before = await states_of(trainer)
         one = await trainer.gradients(*BATCHES[1])
         assert_same_tensors(one, await trainer.gradients(*BATCHES[1]))
-        assert one.keys() == trainer.model.parameters.keys()
+        assert one.keys() == model_state_of(trainer.model).parameters.keys()
         assert_same_tensors(await states_of(trainer), before)
         report = await trainer.step(*BATCHES[1])
         norm = math.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in one.values()))
@@ -579,7 +581,7 @@ async def test_another_trainer_of_a_model_goes_on_with_its_moments_and_its_step_
         await first.step(*BATCHES[0])
         second = Trainer(first.model, OPTIMIZER, micro_batches=NARROW.micro_batches, **DEFAULTS)
         assert (second.step_count, second.last_report) == (1, None)
-        await second.model.prepare_moments()
+        await model_state_of(second.model).prepare_moments()
         for trainer, batch in zip((second, first), BATCHES[1:3], strict=True):
             await trainer.step(*batch)
         assert (first.step_count, second.step_count) == (3, 3)

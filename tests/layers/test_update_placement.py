@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from asynctile import BudgetError, Engine
 from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
+from asynctile.layers.model import model_state_of
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import record
 from asynctile.layers.update_placement import (
@@ -36,6 +37,7 @@ from asynctile.layers.update_placement import (
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST, NO_NUMBER
 from asynctile.schedule.rates import CORES, Rates
+from asynctile.share import runtime_of
 from tests.interpreter import Model
 from tests.laws import law
 from tests.layers.shapes import LIGHT, Shape
@@ -121,7 +123,7 @@ async def test_no_mixture_changes_a_bit(
     mixture: list[int] = []
 
     async def drawn(self: Trainer, *_: Any) -> Any:
-        weights = list(self.model.weights())
+        weights = list(model_state_of(self.model).weights())
         mixture[:] = mixture or [index for index in range(len(weights)) if chance.random() < (0.1, 0.5, 0.9)[seed % 3]]
         return frozenset(weights[index] for index in mixture)
 
@@ -140,9 +142,9 @@ async def test_updates_on_the_host_move_a_gradient_down_and_a_weight_up_and_no_m
         trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches, update="host")
         for batch in batches_of(RAGGED, 3):
             report = await trainer.step(*batch)
-        for item in trainer.model.parameters.values():
+        for item in model_state_of(trainer.model).parameters.values():
             moments = (*item.exp_avg.values(), *item.exp_avg_sq.values())
-            assert not any(engine.tiers.top.of(tile).slot for tile in moments)
+            assert not any(runtime_of(engine).tiers.top.of(tile).slot for tile in moments)
     assert report.downloaded_bytes == 4 * parameters
     inputs = report.uploaded_bytes - 4 * parameters
     assert 0 < inputs < 2000, "tokens, targets, settings"

@@ -14,8 +14,9 @@ import pytest
 
 from asynctile import BudgetError, Engine, StalledError, TierError, TornModelError
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.layers.versions import EFFORT, Version, Versions
-from asynctile.share import Share
+from asynctile.share import Share, runtime_of
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 from tests.repeat.interleaving import SHORT
 
@@ -32,16 +33,16 @@ class Scene:
     versions: Versions
 
     async def publish(self) -> bool:
-        return await self.engine.call(self.versions.publish())
+        return await runtime_of(self.engine).call(self.versions.publish())
 
     async def weights(self, version: Version) -> Tensors:
-        values = await self.part.read_all(list(version.tiles()))
+        values = await runtime_of(self.part).read_all(list(version.tiles()))
         names = [tile.name for tile in version.tiles()]
         return dict(zip(names, values, strict=True))
 
     async def current(self) -> Tensors:
-        tiles = list(self.trainer.model.weights())
-        return dict(zip([tile.name for tile in tiles], await self.engine.read_all(tiles), strict=True))
+        tiles = list(model_state_of(self.trainer.model).weights())
+        return dict(zip([tile.name for tile in tiles], await runtime_of(self.engine).read_all(tiles), strict=True))
 
 
 @pytest.fixture(params=["cpu", "emulated", "under a cap"])
@@ -59,12 +60,12 @@ async def scene(place: tuple[dict[str, Any], dict[str, Any]], **options: Any) ->
     """A training, and versions of its model on a share, which follow every step."""
     async with Engine(**place[0]) as engine, engine.share(**place[1]) as part:
         trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
-        versions = Versions(trainer.model, part, **options)
-        await engine.call(versions.open())
+        versions = Versions(model_state_of(trainer.model), runtime_of(part), **options)
+        await runtime_of(engine).call(versions.open())
         yield Scene(engine, part, trainer, versions)
-        await engine.call(versions.close())
+        await runtime_of(engine).call(versions.close())
         assert part.statistics().host_used_bytes == 0
-        assert not trainer.model.followers
+        assert not model_state_of(trainer.model).followers
 
 
 @pytest.fixture
@@ -107,13 +108,13 @@ async def test_steps_are_not_published_where_that_would_take_more_than_its_part_
     now = [100.0]
     monkeypatch.setattr("asynctile.layers.versions.perf_counter", lambda: now[0])
     async with scene(({"device": "cpu"}, {"host_memory": ALL})) as found:
-        store = found.part.store
+        store = runtime_of(found.part).store
 
         async def slow(tiles: Any) -> None:
             await store(tiles)
             now[0] += 1.0
 
-        monkeypatch.setattr(found.part, "store", slow)
+        monkeypatch.setattr(runtime_of(found.part), "store", slow)
         await found.trainer.step(*BATCHES[0])
         assert found.versions.newest.number == 1, "the one before took no time"
         for seconds, number in ((0.9 / EFFORT, 1), (0.2 / EFFORT, 3)):
@@ -134,7 +135,7 @@ async def test_publishing_that_fails_is_tried_no_oftener_than_one_that_goes_well
             now[0] += 60.0
             raise StalledError("nothing has moved for 60 s")
 
-        monkeypatch.setattr(found.part, "store", hangs)
+        monkeypatch.setattr(runtime_of(found.part), "store", hangs)
         for seconds, expected in ((0.0, 1), (0.9 / EFFORT * 60, 1), (0.2 / EFFORT * 60, 2)):
             now[0] += seconds
             await found.trainer.step(*BATCHES[tries])
@@ -152,7 +153,7 @@ async def test_what_goes_wrong_while_publishing_is_not_the_trainings(
 
         before = found.versions.newest
         with monkeypatch.context() as patched:
-            patched.setattr(found.part, "store", broken)
+            patched.setattr(runtime_of(found.part), "store", broken)
             assert (await found.trainer.step(*BATCHES[0])).step == 1
         assert found.versions.newest is before
         assert "the weights of step 1 could not be published" in caplog.text
@@ -162,7 +163,7 @@ async def test_what_goes_wrong_while_publishing_is_not_the_trainings(
 
 async def test_closed_while_a_step_is_published_they_leave_nothing_behind(place: Any, at_once: None) -> None:
     async with scene(place) as found:
-        read_all = found.engine.read_all
+        read_all = runtime_of(found.engine).read_all
 
         async def closed_meanwhile(tiles: Any) -> Any:
             values = await read_all(tiles)
@@ -170,11 +171,11 @@ async def test_closed_while_a_step_is_published_they_leave_nothing_behind(place:
             return values
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(found.engine, "read_all", closed_meanwhile)
+            patch.setattr(runtime_of(found.engine), "read_all", closed_meanwhile)
             assert (await found.trainer.step(*BATCHES[0])).step == 1
         assert found.part.statistics().host_used_bytes == 0
         assert await found.publish() is False
-        await found.engine.call(found.versions.open())
+        await runtime_of(found.engine).call(found.versions.open())
         assert_same_tensors(await found.weights(found.versions.newest), await found.current())
 
 
@@ -209,16 +210,16 @@ async def test_a_share_that_cannot_hold_both_versions_is_refused_before_anything
     async with Engine(device="cpu") as engine, engine.share(host_memory=int(1.5 * SHORT.config.states_nbytes / 3)) as part:
         model = await lively(engine, SHORT)
         with pytest.raises(BudgetError) as refused:
-            await engine.call(Versions(model, part).open())
+            await runtime_of(engine).call(Versions(model_state_of(model), runtime_of(part)).open())
         assert part.statistics().host_used_bytes == 0
     async with Engine(device="cpu") as engine, engine.share(host_memory=refused.value.floor) as part:
         model = await lively(engine, SHORT)
-        await engine.call(Versions(model, part).open())
+        await runtime_of(engine).call(Versions(model_state_of(model), runtime_of(part)).open())
 
 
 async def test_a_torn_model_is_not_published() -> None:
     async with Engine(device="cpu") as engine, engine.share(host_memory=ALL) as part:
         model = await lively(engine, SHORT)
-        model.torn = "torn on purpose"
+        model_state_of(model).torn = "torn on purpose"
         with pytest.raises(TornModelError, match="cannot serve: torn on purpose"):
-            await engine.call(Versions(model, part).open())
+            await runtime_of(engine).call(Versions(model_state_of(model), runtime_of(part)).open())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from asynctile import BudgetError, Engine
 from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.layers.model import model_state_of
 from tests.layers.shapes import Shape
 from tests.layers.shapes import shape as make_shape
 
@@ -52,15 +53,15 @@ async def lively(engine: Engine, shape: Shape, seed: int = 1) -> GPT2:
     random = np.random.default_rng(seed)
     for name, value in state.items():
         state[name] = 2 * value + np.float32(0.05) * random.standard_normal(value.shape, np.float32)
-    await model.set_weights(lambda parameter, key: state[parameter.name][parameter.index(*key)])
+    await model_state_of(model).set_weights(lambda parameter, key: state[parameter.name][parameter.index(*key)])
     return model
 
 
 async def moments_of(trainer: Trainer) -> Tensors:
     found = {}
-    for name, parameter in trainer.model.parameters.items():
+    for name, parameter in model_state_of(trainer.model).parameters.items():
         for family in ("exp_avg", "exp_avg_sq"):
-            found[f"{name}.{family}"] = await trainer.model.gather(parameter, getattr(parameter, family))
+            found[f"{name}.{family}"] = await model_state_of(trainer.model).gather(parameter, getattr(parameter, family))
     return found
 
 

@@ -16,6 +16,7 @@ import pytest
 from asynctile import DeviceError, Engine
 from asynctile.measure import known
 from asynctile.schedule.rates import CORES, Rates, assumed
+from asynctile.share import runtime_of
 from tests.cuda.idle import IdleDriver
 
 MEASURED = replace(CORES, flops_per_s=3e11, updated_per_s=1e10)
@@ -51,7 +52,7 @@ def probes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def rates_on(device: str, **options: Any) -> tuple[Rates, Rates]:
     """Of the machine, and those by which its tiers decide."""
     async with Engine(device, **options) as engine:
-        return engine.rates, engine.tiers.rates
+        return engine.rates, runtime_of(engine).tiers.rates
 
 
 async def test_cores_are_measured_by_the_first_engine_alone_and_rounded(probes: list[str]) -> None:
@@ -70,7 +71,7 @@ async def test_a_link_that_is_limited_is_limited_in_what_is_decided_by_and_not_i
 
 async def test_a_share_decides_as_its_engine_does(probes: list[str]) -> None:
     async with Engine("cpu", host_memory="64MiB") as engine, engine.share(host_memory="16MiB") as share:
-        assert share.rates == engine.rates == share.tiers.rates == MEASURED.rounded()
+        assert share.rates == engine.rates == runtime_of(share).tiers.rates == MEASURED.rounded()
 
 
 async def test_rates_that_are_given_are_gone_by_and_nothing_is_measured(probes: list[str]) -> None:

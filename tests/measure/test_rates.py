@@ -16,11 +16,12 @@ import pytest
 from asynctile import Engine
 from asynctile.device.cuda import CudaDevice
 from asynctile.measure import rates
-from asynctile.measure.rates import measure_gpu
+from asynctile.measure.rates import measure_gemms, measure_gpu
 from asynctile.memory.tier import Tier
 from asynctile.program.needs import demand_of
 from asynctile.program.precision import compute_dtype
 from asynctile.schedule.rates import CORES, Rates
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 from tests.cuda.idle import IdleDriver
@@ -30,7 +31,7 @@ from tests.inside_engine import device_of
 async def probed(device: str, precision: str, cap: int | None) -> Rates | None:
     """By the probe of GPUs, on an engine of that device."""
     async with Engine(device, precision=precision, device_memory="4GiB") as engine:
-        return await engine.call(measure_gpu(device_of(engine), compute_dtype(precision), cap, CORES))
+        return await runtime_of(engine).call(measure_gpu(device_of(engine), compute_dtype(precision), cap, CORES))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -68,7 +69,7 @@ async def test_a_probe_leaves_the_memory_of_a_gpu_as_it_was(soft_gpu: Any, monke
     async with Engine("cuda:0", device_memory="8MiB") as engine:
         driver = soft_gpu.opened[-1]
         before = driver.memory()
-        assert await engine.call(measure_gpu(device_of(engine), compute_dtype("fp32"), None, CORES)) is not None
+        assert await runtime_of(engine).call(measure_gpu(device_of(engine), compute_dtype("fp32"), None, CORES)) is not None
         assert driver.memory() == before
 
 
@@ -89,11 +90,17 @@ async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_write
     async def turn() -> None:
         await asyncio.sleep(0)
 
+    async def rate(engine: Engine) -> float | None:
+        runtime = runtime_of(engine)
+        async with runtime.exclusive():
+            await runtime.cut(demand_of([], tiles))
+            return await measure_gemms(runtime.tiers, compute_dtype("fp32"))
+
     tiles = [Tile(f"t[{index}]", (256, 256), persistent=True) for index in range(8)]
     async with Engine("emulated", device_memory="4MiB") as engine:
         monkeypatch.setattr(Tier, "release", released)
         real = device_of(engine).launch
-        gate = engine._files.enqueue((), go_on.wait, (20,))
+        gate = runtime_of(engine).file_stream.enqueue((), go_on.wait, (20,))
 
         def late(*args: Any) -> StreamEvent:
             events.append(real(*args[:-1], (*args[-1], gate)))
@@ -101,15 +108,15 @@ async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_write
             return events[-1]
 
         monkeypatch.setattr(device_of(engine), "launch", late)
-        measuring = asyncio.create_task(engine.gemm_rate(demand_of([], tiles)))
+        measuring = asyncio.create_task(runtime_of(engine).call(rate(engine)))
         while not began.is_set():
-            await engine.call(turn())
+            await runtime_of(engine).call(turn())
         measuring.cancel()
         for _ in range(20):
-            await engine.call(turn())
+            await runtime_of(engine).call(turn())
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await measuring
         assert under_way and not any(under_way)
         monkeypatch.undo()
-        assert await engine.gemm_rate(demand_of([], tiles)) is not None
+        assert await runtime_of(engine).call(rate(engine)) is not None

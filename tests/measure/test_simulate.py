@@ -6,6 +6,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.measure.simulate import simulate
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.matmul import Matmul
 
@@ -24,7 +25,7 @@ async def test_a_run_moves_what_is_planned(prefetch: int, tiles: float, plays: b
         for _ in range(4):
             await work.run(engine)
             moved.append(engine.statistics())
-        assert engine.tiers.top.arena.packed is (tiles < 48)
+        assert runtime_of(engine).tiers.top.arena.packed is (tiles < 48)
     traffic = simulate(twin.program, twin.standing(), device_memory=cap, prefetch=prefetch)
     assert traffic.divided is (tiles < 48)
     for before, after in pairwise(moved):

@@ -8,6 +8,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.ops import fill
+from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.matmul import Matmul
 from tests.settle import until
@@ -24,7 +25,7 @@ async def test_statistics_are_taken_from_any_thread_while_the_loop_of_the_engine
         block()
 
     async with Engine("emulated", device_memory="1MiB") as engine:
-        call = asyncio.create_task(engine.call(hold_up()))
+        call = asyncio.create_task(runtime_of(engine).call(hold_up()))
         await until(blocked.is_set)
         for statistics in (engine.statistics(), await asyncio.to_thread(engine.statistics)):
             assert statistics.share == "engine"
@@ -39,7 +40,7 @@ async def test_queues_say_what_waits_and_what_runs():
     async with Engine("cpu") as engine:
         await work.prepare(engine)
         threads = device_of(engine).threads
-        engine.kernels["fill"] = lambda target, value: gate.wait(20)
+        runtime_of(engine).device.kernels["fill"] = lambda target, value: gate.wait(20)
 
         def depth():
             return {queue.name: (queue.waiting, queue.running) for queue in engine.statistics().queues}
@@ -47,8 +48,8 @@ async def test_queues_say_what_waits_and_what_runs():
         assert set(depth().values()) == {(0, 0)}
         tile = work.tiles["c"][0, 0]
         for _ in range(threads + 2):
-            await engine.launch(fill(tile, 1.0))
+            await runtime_of(engine).launch(fill(tile, 1.0))
         await until(lambda: depth()["compute"] == (threads + 1, 1))  # each waits for the one before it
         gate.set()
-        await engine.synchronize()
+        await runtime_of(engine).synchronize()
         assert set(depth().values()) == {(0, 0)}

@@ -145,7 +145,7 @@ async def test_one_trace_at_a_time(tmp_path: Path) -> None:
         engine.stop_trace()
         engine.start_trace(tmp_path / "a.json")
         for path in (None, tmp_path / "b.json"):
-            with pytest.raises(ValueError, match=r"goes on, in .*a\.json: stop_trace\(\) ends it"):
+            with pytest.raises(ValueError, match=r"goes on, in .*a\.json: call stop_trace\(\)"):
                 engine.start_trace(path)
         with pytest.raises(ValueError, match="is the file that this trace is written to"):
             engine.write_trace(tmp_path / "a.json")

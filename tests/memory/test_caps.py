@@ -5,6 +5,7 @@ import pytest
 
 from asynctile import DeviceError, Engine
 from asynctile.ops import fill
+from asynctile.share import runtime_of
 from tests.matmul import Matmul
 
 ALL = 3 * 16 * Matmul().nbytes  # what its tiles take
@@ -25,17 +26,17 @@ async def test_an_engine_whose_tiles_could_not_be_cut_again_behind_a_share_still
         await share.__aenter__()
         gone = await prepared(engine)
         await gone.run(engine)
-        assert engine.tiers.top.arena.packed
-        await engine.release(gone.standing())
+        assert runtime_of(engine).tiers.top.arena.packed
+        await runtime_of(engine).release(gone.standing())
 
         async def drain():
             raise DeviceError("a write-back failed")
 
-        monkeypatch.setattr(engine.tiers.caps.run_ahead, "drain", drain)
+        monkeypatch.setattr(runtime_of(engine).tiers.caps.run_ahead, "drain", drain)
         with pytest.raises(DeviceError, match="a write-back failed"):
             await share.__aexit__(None, None, None)
         monkeypatch.undo()
-        await engine.launch(fill(other.tiles["c"][0, 0], 2.0))
-        assert (await engine.read(other.tiles["c"][0, 0]) == 2).all()
+        await runtime_of(engine).launch(fill(other.tiles["c"][0, 0], 2.0))
+        assert (await runtime_of(engine).read(other.tiles["c"][0, 0]) == 2).all()
         await other.run(engine)
         assert np.allclose(await other.result(engine), other.a @ other.b, atol=1e-3)

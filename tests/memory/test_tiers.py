@@ -11,6 +11,7 @@ import pytest
 
 from asynctile import BudgetError, Engine
 from asynctile.ops import gemm
+from asynctile.share import runtime_of
 from asynctile.storage.residency import ABSENT
 from tests.matmul import Matmul, engine_for, product_in_ram
 from tests.settle import settle
@@ -31,7 +32,7 @@ async def test_a_program_gives_the_same_bits_whichever_tiers_its_tiles_were_in(p
             await work.run(engine)
         assert np.array_equal(await work.result(engine), result)
         statistics = engine.statistics()
-        await engine.release(work.standing())
+        await runtime_of(engine).release(work.standing())
         after = engine.statistics()
     assert statistics.host_peak_bytes <= place[2] * work.nbytes
     assert (statistics.spill_read_bytes > 0) == (place[2] < 48)
@@ -86,7 +87,7 @@ async def test_places_on_the_disk_that_were_reserved_are_there_whatever_else_sta
     limit = 96 * one.nbytes
     async with engine_for(one, tmp_path, "emulated", slots, ram, spill_limit=limit) as engine:
         for work in (one, two, one, two):
-            if work is two or engine.tiers.top.of(one.tiles["a"][0, 0]).state is ABSENT:
+            if work is two or runtime_of(engine).tiers.top.of(one.tiles["a"][0, 0]).state is ABSENT:
                 await work.prepare(engine)
             await work.run(engine)
         for work in (one, two):
@@ -107,9 +108,9 @@ async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_let_go_wit
     async with Engine(device, host_memory=40 * first.nbytes, spill=tmp_path, **options) as engine:
         await first.prepare(engine)
         await first.run(engine)
-        old = [weakref.ref(tier.arena.ground.memory) for tier in engine.tiers.from_the_top()]
+        old = [weakref.ref(tier.arena.ground.memory) for tier in runtime_of(engine).tiers.from_the_top()]
         await other.prepare(engine)
-        assert [memory() for memory in old] == [tier.arena.ground.memory for tier in engine.tiers.from_the_top()]
+        assert [memory() for memory in old] == [tier.arena.ground.memory for tier in runtime_of(engine).tiers.from_the_top()]
         part = dict.fromkeys(("host_memory", *options), 20 * first.nbytes)
         async with engine.share(**part):
             assert [memory() for memory in old] == [None] * len(old)
@@ -122,26 +123,26 @@ async def test_a_packed_tier_gives_way_to_slots_and_to_other_caps_and_loses_no_b
     options = {"device_memory": 12 * work.nbytes} if device == "emulated" else {}
 
     async def pack():
-        async with engine.exclusive():
-            top = engine.tiers.top
+        async with runtime_of(engine).exclusive():
+            top = runtime_of(engine).tiers.top
             top.clear()
             top.pack()
             for place, tile in enumerate([*work.tiles["a"].values()][:6]):
                 top.load_at(top.of(tile), 2 * place * work.nbytes)
-            await engine.tiers.run_ahead.drain()
+            await runtime_of(engine).tiers.run_ahead.drain()
             assert top.arena.used_nbytes == 6 * work.nbytes and top.arena.counted_nbytes == top.arena.used_nbytes
 
     async with Engine(device, host_memory=12 * work.nbytes, spill=tmp_path, **options) as engine:
         await work.prepare(engine)
-        await engine.call(pack())
-        memory = weakref.ref(engine.tiers.top.arena.ground.memory)
+        await runtime_of(engine).call(pack())
+        memory = weakref.ref(runtime_of(engine).tiers.top.arena.ground.memory)
         if leaves == "for slots":
-            await engine.reserve(work.demand)
-            assert engine.tiers.top.arena.ground.memory is memory()
+            await runtime_of(engine).reserve(work.demand)
+            assert runtime_of(engine).tiers.top.arena.ground.memory is memory()
         else:
             async with engine.share(**dict.fromkeys(("host_memory", *options), 4 * work.nbytes)):
                 assert memory() is None
-        assert not engine.tiers.top.arena.packed
+        assert not runtime_of(engine).tiers.top.arena.packed
         await work.run(engine)
         assert np.array_equal(await work.result(engine), result)
         statistics = engine.statistics()
@@ -150,10 +151,10 @@ async def test_a_packed_tier_gives_way_to_slots_and_to_other_caps_and_loses_no_b
 
 async def borrowed(engine, nbytes):
     async def job():
-        async with engine.exclusive():
-            return engine.borrow(nbytes, "a test")
+        async with runtime_of(engine).exclusive():
+            return runtime_of(engine).tiers.caps.borrow(nbytes, "a test")
 
-    return await engine.call(job())
+    return await runtime_of(engine).call(job())
 
 
 async def given_back(loan):
@@ -168,7 +169,7 @@ async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_pat
         preparing = asyncio.create_task(work.prepare(engine))
         await settle(engine)
         assert not preparing.done()
-        await engine.call(given_back(loan))
+        await runtime_of(engine).call(given_back(loan))
         await preparing
         await work.run(engine)
         assert await borrowed(engine, 3 * work.nbytes) is None
@@ -176,21 +177,21 @@ async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_pat
         assert engine.statistics().host_peak_bytes == 50 * work.nbytes
         assert engine.statistics().host_used_bytes == 50 * work.nbytes
         for _ in range(2):
-            await engine.call(given_back(again))
+            await runtime_of(engine).call(given_back(again))
         assert engine.statistics().host_used_bytes == 48 * work.nbytes
 
 
 async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_it(tmp_path):
     work = Matmul()
     async with engine_for(work, tmp_path, "emulated", 6, 6, watchdog=5) as engine:
-        await engine.reserve(work.demand)
+        await runtime_of(engine).reserve(work.demand)
         a, b, c = (work.tiles[name][0, 0] for name in "abc")
-        waiting = asyncio.create_task(engine.launch(gemm(a, b, c)))
+        waiting = asyncio.create_task(runtime_of(engine).launch(gemm(a, b, c)))
         await settle(engine)
         assert not waiting.done()
         await work.prepare(engine)
         await waiting
-        assert np.allclose(await engine.read(c), work.part(work.a, 0, 0) @ work.part(work.b, 0, 0), atol=1e-3)
+        assert np.allclose(await runtime_of(engine).read(c), work.part(work.a, 0, 0) @ work.part(work.b, 0, 0), atol=1e-3)
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
@@ -202,7 +203,7 @@ async def test_a_program_that_has_run_ends_with_its_last_user_and_its_tiles(devi
         await work.prepare(engine)
         await work.run(engine)
         program = weakref.ref(work.program)
-        await engine.release(work.standing())
+        await runtime_of(engine).release(work.standing())
         del work.program
         gc.collect()
         assert program() is None

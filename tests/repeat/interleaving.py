@@ -9,7 +9,9 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.program.operation import Operation
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.layers.shapes import Shape
 from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
@@ -45,15 +47,15 @@ async def states_of(trainer: Trainer) -> Tensors:
 
 
 def a_weight(trainer: Trainer) -> Tile:
-    return next(iter(trainer.model.parameters["transformer.h.0.mlp.c_fc.bias"].weights.values()))
+    return next(iter(model_state_of(trainer.model).parameters["transformer.h.0.mlp.c_fc.bias"].weights.values()))
 
 
 async def launch_as(engine: Engine, operation: Operation, kernel: Callable[..., None]) -> None:
     """Launch an operation that does this; what comes later has the true kernel again."""
-    true = engine.kernels[operation.kernel]
-    engine.kernels[operation.kernel] = kernel
-    await engine.launch(operation)
-    engine.kernels[operation.kernel] = true
+    true = runtime_of(engine).device.kernels[operation.kernel]
+    runtime_of(engine).device.kernels[operation.kernel] = kernel
+    await runtime_of(engine).launch(operation)
+    runtime_of(engine).device.kernels[operation.kernel] = true
 
 
 def breaks(*_: Any) -> None:

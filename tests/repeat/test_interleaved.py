@@ -19,6 +19,7 @@ import pytest
 from asynctile import Engine, TornModelError
 from asynctile.layers import Trainer
 from asynctile.ops import fill
+from asynctile.share import runtime_of
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, SHORT, a_weight, breaks, launch_as, played, states_of, training
@@ -30,7 +31,7 @@ async def test_a_step_waits_for_an_operation_that_was_launched_by_hand_before_it
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
             await played(trainer, 0, 1, 2)
-            go, true = threading.Event(), engine.kernels["fill"]
+            go, true = threading.Event(), runtime_of(engine).device.kernels["fill"]
 
             def held(*args: Any, go: threading.Event = go, true: Callable[..., None] = true) -> None:
                 assert go.wait(20)
@@ -51,7 +52,7 @@ async def test_what_a_launch_by_hand_failed_to_write_is_not_trained_on(place: di
         await played(trainer, 0, 1, 2)
         await launch_as(engine, fill(a_weight(trainer), 0.5), breaks)
         with pytest.raises(RuntimeError, match="the launch broke"):
-            await engine.synchronize()
+            await runtime_of(engine).synchronize()
         with pytest.raises(TornModelError, match=r"c_fc\.bias.* was lost.*the launch broke"):
             await trainer.step(*BATCHES[3])
 
@@ -109,7 +110,7 @@ async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_
 
 async def _in_a_share(engine: Engine, plays: bool) -> AsyncIterator[float]:
     """The losses of a training that takes a part of the caps for as long as it goes on."""
-    small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
+    small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
     async with engine.share(host_memory="4MiB", **small) as part:
         part.plays = plays
         trainer = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="device")
@@ -126,7 +127,7 @@ async def test_two_shares_play_at_the_same_time(place: dict[str, Any]) -> None:
     found = []
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
-            small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
+            small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
             async with engine.share(host_memory="4MiB", **small) as part:
                 part.plays = plays
                 other = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="device")

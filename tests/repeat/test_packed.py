@@ -29,7 +29,7 @@ from asynctile.ops import fill
 from asynctile.program.program import Program
 from asynctile.schedule.decide import Space
 from asynctile.schedule.packing import Packing
-from asynctile.share import Share
+from asynctile.share import Share, runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of
@@ -43,7 +43,7 @@ CAPPED: dict[str, Any] = {"device": "emulated", "device_memory": SHORT.config.st
 
 
 def is_packed(share: Share) -> bool:
-    return share.tiers.top.arena.packed
+    return runtime_of(share).tiers.top.arena.packed
 
 
 def by_chance(seed: int) -> Callable[..., Packing]:
@@ -89,8 +89,8 @@ async def run_thrice(work: Workload, place: EngineSetup, folder: Path, *, plays:
             assert [found.outputs[key].tobytes() for key in right.outputs] == [one.tobytes() for one in right.outputs.values()]
             assert np.array(found.numbers).tobytes() == np.array(right.numbers).tobytes()
             (await work.read(engine, found)).expect(right)
-        cap = engine.tiers.top.arena.cap
-        assert cap is not None and engine.tiers.top.ledger.peak_nbytes <= cap
+        cap = runtime_of(engine).tiers.top.arena.cap
+        assert cap is not None and runtime_of(engine).tiers.top.ledger.peak_nbytes <= cap
         await work.release(engine)
         after = engine.statistics()
         assert (after.device_used_bytes, after.host_used_bytes, after.spill_used_bytes) == (0, 0, 0)
@@ -134,8 +134,8 @@ async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_mac
     place, spill = (CAPPED, {}) if device == "emulated" else (below, {"spill": tmp_path})
     plan = plan_step(SHORT.config, SHORT.work(update="device"), Machine(**place, spill=bool(spill)))
     async with training({**place, **spill}, update="device") as (engine, trainer):
-        gelu = engine.kernels["gelu"]
-        engine.kernels["gelu"] = lambda *arrays: gelu(*arrays)
+        gelu = runtime_of(engine).device.kernels["gelu"]
+        runtime_of(engine).device.kernels["gelu"] = lambda *arrays: gelu(*arrays)
         reports = [await trainer.step(*batch) for batch in BATCHES[:4]]
         assert is_packed(engine)
         found = await states_of(trainer)
@@ -176,7 +176,7 @@ async def test_coroutines_that_follow_a_packing_may_be_cancelled_anywhere() -> N
             before = trainer.step_count
             step = asyncio.create_task(trainer.step(*BATCHES[before]))
             for _ in range(turns):
-                await engine.call(asyncio.sleep(0))
+                await runtime_of(engine).call(asyncio.sleep(0))
             step.cancel()
             await asyncio.gather(step, return_exceptions=True)
             assert trainer.step_count in (before, before + 1)
@@ -195,12 +195,12 @@ async def test_tiles_of_others_leave_a_packed_memory_whole_and_come_back_to_slot
         await played(trainer, 0, 1)
         for index, tile in enumerate(strangers):
             assert is_packed(engine)
-            await engine.launch(fill(tile, float(index)))  # nobody has planned a place for it
+            await runtime_of(engine).launch(fill(tile, float(index)))  # nobody has planned a place for it
             assert not is_packed(engine)
             await played(trainer, 2 + index)
-        await engine.launch(fill(a_weight(trainer), 0.5))
-        assert [array[0, 0] for array in await engine.read_all(strangers)] == [0, 1, 2, 3]
-        assert (await engine.read(a_weight(trainer)) == 0.5).all()
+        await runtime_of(engine).launch(fill(a_weight(trainer), 0.5))
+        assert [array[0, 0] for array in await runtime_of(engine).read_all(strangers)] == [0, 1, 2, 3]
+        assert (await runtime_of(engine).read(a_weight(trainer)) == 0.5).all()
 
 
 async def test_what_is_stored_and_read_where_ram_is_packed_over_a_file(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ async def test_what_is_stored_and_read_where_ram_is_packed_over_a_file(tmp_path:
         await played(trainer, 0, 1)
         assert is_packed(engine)
         stranger = Tile("a stranger", (16, 16), persistent=True)
-        await engine.store([(stranger, np.full((16, 16), 7, np.float32))])
+        await runtime_of(engine).store([(stranger, np.full((16, 16), 7, np.float32))])
         assert (await played(trainer, 2, 3))[1] and is_packed(engine)
-        assert (await engine.read(stranger) == 7).all()
+        assert (await runtime_of(engine).read(stranger) == 7).all()
         assert (await played(trainer, 4, 5))[1]
         found = await states_of(trainer)
     async with training(PLACES["cpu"], plays=False) as (_, trainer):

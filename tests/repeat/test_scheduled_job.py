@@ -21,6 +21,7 @@ from asynctile.program.needs import demand_of
 from asynctile.program.program import UPDATE, Program
 from asynctile.schedule.decide import decide
 from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.share import runtime_of
 from asynctile.storage.faults import Faults
 from asynctile.storage.tile import Tile
 from tests.by_hand import NBYTES, standing
@@ -181,8 +182,8 @@ async def test_no_worker_passes_a_mark_at_which_an_input_gets_another_value(plac
     demand = demand_of([program], found)
 
     async def run(engine: Engine, number: int) -> bool:
-        async with engine.exclusive():
-            job = await engine.start(program, demand, {"given": np.full((4, 8), number, np.float32)})
+        async with runtime_of(engine).exclusive():
+            job = await runtime_of(engine).start(program, demand, {"given": np.full((4, 8), number, np.float32)})
             for later, mark in enumerate(("first", UPDATE), 1):
                 await job.until(mark)
                 await job.put(given, np.full((4, 8), number + later, np.float32))
@@ -191,8 +192,8 @@ async def test_no_worker_passes_a_mark_at_which_an_input_gets_another_value(plac
 
     async with Engine(**place) as engine:
         for number in (10, 20, 30):
-            was_played = await engine.call(run(engine, number))
-            assert [array[0, 0] for array in await engine.read_all(found)] == [number, number + 1, number + 2]
+            was_played = await runtime_of(engine).call(run(engine, number))
+            assert [array[0, 0] for array in await runtime_of(engine).read_all(found)] == [number, number + 1, number + 2]
         assert was_played
 
 
@@ -204,7 +205,7 @@ async def test_a_step_that_is_cancelled_leaves_at_a_mark_or_counts(case: tuple[d
             before = trainer.step_count
             step = asyncio.create_task(trainer.step(*BATCHES[before]))
             for _ in range(turns):
-                await engine.call(asyncio.sleep(0))
+                await runtime_of(engine).call(asyncio.sleep(0))
             step.cancel()
             (ended,) = await asyncio.gather(step, return_exceptions=True)
             assert trainer.step_count == before or trainer.last_report.step == before + 1
@@ -249,19 +250,19 @@ async def test_what_a_run_that_is_given_up_has_not_written_is_no_tile_with_bytes
     program.add(copy(b, c))
     program.finish()
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        await engine.reserve(demand_of([program], tiles))
-        await engine.store([(a, np.ones(a.shape, np.float32))])
+        await runtime_of(engine).reserve(demand_of([program], tiles))
+        await runtime_of(engine).store([(a, np.ones(a.shape, np.float32))])
 
         async def job() -> list[Tile]:
-            async with engine.exclusive():
-                run = await engine.start(program, demand_of([program], tiles), {})
+            async with runtime_of(engine).exclusive():
+                run = await runtime_of(engine).start(program, demand_of([program], tiles), {})
                 await run.until("half")
                 return await run.abandon()
 
-        assert await engine.call(job()) == []
-        assert (await engine.read(b) == 1).all()
+        assert await runtime_of(engine).call(job()) == []
+        assert (await runtime_of(engine).read(b) == 1).all()
         with pytest.raises(AsynctileError, match="c was never written"):
-            await engine.read(c)
+            await runtime_of(engine).read(c)
 
 
 async def test_a_run_whose_tiles_do_not_come_to_its_begin_raises_why_and_loses_what_was_lost(tmp_path: Path) -> None:
@@ -271,13 +272,13 @@ async def test_a_run_whose_tiles_do_not_come_to_its_begin_raises_why_and_loses_w
         faults.arm("eio_read", lasting=True)
 
         async def job() -> list[Tile]:
-            async with engine.exclusive():
-                run = await engine.start(work.program, work.demand, {})
+            async with runtime_of(engine).exclusive():
+                run = await runtime_of(engine).start(work.program, work.demand, {})
                 with pytest.raises(TierError):
                     await run.finish()
                 return await run.abandon()
 
-        assert await engine.call(job()) == []
+        assert await runtime_of(engine).call(job()) == []
         faults.disarm()
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)

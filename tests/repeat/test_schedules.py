@@ -17,10 +17,11 @@ import pytest
 from asynctile import AsynctileError, TierError
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.ops import fill
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.schedules import MOST_FETCHED
-from asynctile.share import Share
+from asynctile.share import Share, runtime_of
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
@@ -33,9 +34,9 @@ async def test_weights_that_were_lost_between_steps_are_not_trained_on(place: di
         await played(trainer, 0, 1, 2)
         await launch_as(engine, fill(a_weight(trainer), 0.5), breaks)
         with pytest.raises(RuntimeError, match="the launch broke"):
-            await engine.synchronize()
+            await runtime_of(engine).synchronize()
         with pytest.raises(TierError, match=r"c_fc\.bias.* cannot be read"):
-            await engine.read(a_weight(trainer))  # from now on nobody has them
+            await runtime_of(engine).read(a_weight(trainer))  # from now on nobody has them
         with pytest.raises(AsynctileError, match=r"c_fc\.bias.* was never written"):
             await trainer.step(*BATCHES[3])
 
@@ -59,22 +60,22 @@ async def test_steps_go_by_coroutines_while_a_thread_is_refused_that_would_play_
 
 async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before_were_played(place: dict[str, Any]) -> None:
     async def run(trainer: Trainer, *left_out: str) -> bool:
-        engine, model = trainer.engine, trainer.model
-        program = await model.recorded("loss", 2, 8)
+        engine, model = trainer.model.engine, trainer.model
+        program = await model_state_of(model).recorded("loss", model_state_of(model).tiling.rows(2, 8))
         rng = np.random.default_rng(0)
         inputs = {name: rng.integers(0, 4, tile.shape).astype(tile.dtype) for name, tile in program.inputs.items()}
-        async with engine.exclusive():
-            run = await engine.start(
-                program, model.demand(program), {name: x for name, x in inputs.items() if name not in left_out}
+        async with runtime_of(engine).exclusive():
+            run = await runtime_of(engine).start(
+                program, model_state_of(model).demand(program), {name: x for name, x in inputs.items() if name not in left_out}
             )
             await run.finish()
             return run.played
 
     async with training(place) as (engine, trainer):
         for before in (1, 1, 3):
-            flags = [await engine.call(run(trainer)) for _ in range(before)]
+            flags = [await runtime_of(engine).call(run(trainer)) for _ in range(before)]
             with pytest.raises(AsynctileError, match=r"targets\[1\].* was never written"):
-                await engine.call(run(trainer, "targets[1]"))
+                await runtime_of(engine).call(run(trainer, "targets[1]"))
         assert flags[-1], "the last time it would have been played again"
 
 
@@ -85,27 +86,27 @@ async def test_what_fetches_much_is_not_played_and_needs_no_memory_beside_the_ca
         expected = [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:3]]
     monkeypatch.setattr("asynctile.repeat.schedules.MOST_FETCHED", 100)
     async with training(place) as (engine, trainer):
-        runs, start = [], engine.start
+        runs, start = [], runtime_of(engine).start
 
         async def seen(*args: Any) -> Any:
             runs.append(await start(*args))
             return runs[-1]
 
-        engine.start = seen  # type: ignore[method-assign]
+        runtime_of(engine).start = seen  # type: ignore[method-assign]
         assert [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:3]] == expected
         assert [run.played for run in runs] == [False] * 3
-        assert not engine._schedules._results.nbytes
+        assert not runtime_of(engine).schedules._results.nbytes
 
 
 async def test_results_that_are_fetched_are_those_of_coroutines(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
-        runs, start = [], engine.start
+        runs, start = [], runtime_of(engine).start
 
         async def seen(*args: Any) -> Any:
             runs.append(await start(*args))
             return runs[-1]
 
-        engine.start = seen  # type: ignore[method-assign]
+        runtime_of(engine).start = seen  # type: ignore[method-assign]
         found = [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:4]]
         before = engine.statistics()
         assert (await trainer.model.logits(BATCHES[3][0])).tobytes() == found[3]
@@ -123,11 +124,11 @@ async def test_results_of_all_that_is_played_take_no_more_memory_beside_the_caps
             first = (await model.logits(tokens[:, :length])).tobytes()
             for _ in range(2):
                 assert (await model.logits(tokens[:, :length])).tobytes() == first
-        bounds = list(engine._schedules._bounds.values())
+        bounds = list(runtime_of(engine).schedules._bounds.values())
         parts = [part for bound in bounds for part in bound._results]
         assert len(bounds) == 3 and sum(part.nbytes for part in bounds[-1]._results) > 0
-        assert all(np.may_share_memory(part, engine._schedules._results) for part in parts)
-        assert engine._schedules._results.nbytes == MOST_FETCHED
+        assert all(np.may_share_memory(part, runtime_of(engine).schedules._results) for part in parts)
+        assert runtime_of(engine).schedules._results.nbytes == MOST_FETCHED
 
 
 async def test_programs_that_take_turns_are_all_played_where_everything_stays(place: dict[str, Any]) -> None:
@@ -157,8 +158,8 @@ async def test_of_what_is_bound_as_much_is_kept_as_of_schedules_and_what_was_pla
         for length in (2, 3, 4):
             for _ in range(2):
                 await trainer.model.logits(BATCHES[0][0][:, :length])
-            bounds = list(engine._schedules._bounds.values())
-            assert len(bounds) == len(engine._schedules._templates._kept) == 2
+            bounds = list(runtime_of(engine).schedules._bounds.values())
+            assert len(bounds) == len(runtime_of(engine).schedules._templates._kept) == 2
             gone.append(weakref.ref(bounds[-1]))
             del bounds
             assert await played(trainer, 2) == [True], "it is used between them"
@@ -172,9 +173,9 @@ async def test_a_tile_that_takes_the_place_of_another_programs_work_is_not_overw
         program = schedule_of(engine).program
         tile = max(program.temporaries, key=lambda tile: tile.nbytes)
         stranger = Tile("a stranger", tile.shape, persistent=True)
-        await engine.store([(stranger, np.full(tile.shape, 7, np.float32))])
+        await runtime_of(engine).store([(stranger, np.full(tile.shape, 7, np.float32))])
         await played(trainer, 2, 3)
-        assert (await engine.read(stranger) == 7).all()
+        assert (await runtime_of(engine).read(stranger) == 7).all()
 
 
 async def test_a_step_that_is_given_up_while_its_calls_are_laid_out_leaves_no_tile(
@@ -204,12 +205,12 @@ async def test_a_step_that_is_given_up_while_its_calls_are_laid_out_leaves_no_ti
 
 async def test_validations_are_played_behind_steps_and_steps_behind_them(place: dict[str, Any]) -> None:
     async def validated(trainer: Trainer, number: int) -> tuple[bool, bytes]:
-        engine, model = trainer.engine, trainer.model
+        engine, model = trainer.model.engine, trainer.model
         rows, inputs, _ = trainer._inputs(*BATCHES[number])
         del inputs["scale"]
-        program = await model.recorded("loss", rows.batch, rows.length, rows.micro_batches)
-        async with engine.exclusive():
-            run = await engine.start(program, model.demand(program), inputs)
+        program = await model_state_of(model).recorded("loss", rows)
+        async with runtime_of(engine).exclusive():
+            run = await runtime_of(engine).start(program, model_state_of(model).demand(program), inputs)
             await run.finish()
             return run.played, run.numbers.tobytes()
 
@@ -217,7 +218,8 @@ async def test_validations_are_played_behind_steps_and_steps_behind_them(place: 
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
             await played(trainer, 0, 1, 2)
-            flags, seen = zip(*[await engine.call(validated(trainer, number)) for number in (3, 4, 5)], strict=True)
+            call = runtime_of(engine).call
+            flags, seen = zip(*[await call(validated(trainer, number)) for number in (3, 4, 5)], strict=True)
             assert flags == (False, plays, plays)
             assert await played(trainer, 3, 4) == [plays, plays]
             numbers.append(seen)
@@ -237,7 +239,7 @@ async def test_steps_that_update_in_ram_are_played_behind_a_validation_where_eve
 
 async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
-        small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
+        small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
         async with engine.share(host_memory="4MiB", **small) as part:
             other = Trainer(await lively(part, SHORT), OPTIMIZER, update="device")
             assert (await played(other, 0, 1))[1]
@@ -254,6 +256,6 @@ async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody
 
 def _memory_of(share: Share) -> list[weakref.ref[Any]]:
     """What the tiles of a share are views of."""
-    resident = [residency for tier in share.tiers.from_the_top() for residency in tier.ledger.resident]
+    resident = [residency for tier in runtime_of(share).tiers.from_the_top() for residency in tier.ledger.resident]
     assert resident
     return [weakref.ref(residency.array.base) for residency in resident]

@@ -14,13 +14,14 @@ import pytest
 from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.batch import loss_inputs
-from asynctile.layers.model import Model
+from asynctile.layers.model import Model, model_state_of
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
 from asynctile.repeat.space import space_on
 from asynctile.schedule.decide import decide
 from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.laws import law
 from tests.layers.training import NARROW, RAGGED, lively
@@ -61,16 +62,16 @@ async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None
     """That of the trainer's step; nothing of the engine moves. seed: of a packing, by which it is to run; None for slots."""
     model = trainer.model
     kind = "step" if trainer.clip_norm is None else "step_clipped"
-    rows = model.tiling.rows(shape.batch, shape.length, shape.micro_batches)
+    rows = model_state_of(model).tiling.rows(shape.batch, shape.length, shape.micro_batches)
 
     async def job() -> Schedule | None:
         program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind))
-        async with engine.exclusive():
-            await engine.tiers.caps.cut(model.demand(program))
-            space = space_on(engine.tiers, model.demand(program))
-            return decide(program, space, None if seed is None else a_packing(program, engine.tiers, seed))
+        async with runtime_of(engine).exclusive():
+            await runtime_of(engine).tiers.caps.cut(model_state_of(model).demand(program))
+            space = space_on(runtime_of(engine).tiers, model_state_of(model).demand(program))
+            return decide(program, space, None if seed is None else a_packing(program, runtime_of(engine).tiers, seed))
 
-    found = await engine.call(job())
+    found = await runtime_of(engine).call(job())
     assert found is not None
     return found
 
@@ -86,13 +87,13 @@ def a_packing(program: Program, tiers: Tiers, seed: int) -> Packing:
 
 
 async def bytes_of(engine: Engine, model: Model) -> dict[Tile, np.ndarray]:
-    tiles = list(model.parameters.states())
-    return dict(zip(tiles, await engine.read_all(tiles), strict=True))
+    tiles = list(model_state_of(model).parameters.states())
+    return dict(zip(tiles, await runtime_of(engine).read_all(tiles), strict=True))
 
 
 def put_inputs(chance: ByChance, program: Program, shape: Any, model: Model, seed: int, step: int) -> None:
     tokens, targets = (array.astype(np.int32) for array in shape.batch_of_tokens(seed))
-    inputs, _ = loss_inputs(model.tiling.rows(shape.batch, shape.length, shape.micro_batches), tokens, targets)
+    inputs, _ = loss_inputs(model_state_of(model).tiling.rows(shape.batch, shape.length, shape.micro_batches), tokens, targets)
     for name, value in {**inputs, "hyper": OPTIMIZER.hyper(step)}.items():
         chance.put(program.inputs[name], value)
 
@@ -128,7 +129,8 @@ async def check_bits(case: str, tmp_path: Path, seed: int | None = None) -> None
         trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, **{"update": "device", **options})
         await trainer.step(*NARROW.batch_of_tokens(0))
         schedule = await decided(engine, trainer, NARROW, seed)
-        chance = ByChance(schedule, engine.kernels, None if seed is None else engine.tiers.top.arena.cap)
+        runtime = runtime_of(engine)
+        chance = ByChance(schedule, runtime.device.kernels, None if seed is None else runtime.tiers.top.arena.cap)
         assert any(entry.kind is Kind.TRANSFER for entry in schedule.entries) is (case in OVER_A_FILE)
         chance.fill(await bytes_of(engine, model))
         for step in (1, 2):
@@ -170,7 +172,7 @@ async def test_a_schedule_ends_where_it_begins_and_edges_point_back(case: str, s
         assert all(max((*entry.waits, *entry.after), default=-1) < i for i, entry in enumerate(schedule.entries))
         performed = [entry.what for entry in schedule.entries if entry.kind is Kind.OPERATION]
         assert performed == [entry for entry in schedule.program.entries if entry.tiles], "each once, in order"
-        ours = {tier.ledger for tier in engine.tiers.from_the_top()}
+        ours = {tier.ledger for tier in runtime_of(engine).tiers.from_the_top()}
         assert all(tile.at.keys() <= ours for tile in (*schedule.program.standing, *schedule.program.temporaries)), "forgotten"
         again = await decided(engine, trainer, RAGGED)
         assert list(again.lines()) == list(schedule.lines()), "a function of the program and the cut"

@@ -13,6 +13,7 @@ from numba import carray, njit, types
 from asynctile import Engine
 from asynctile.kernels.cpu.jit import KERNELS, SIGNATURES
 from asynctile.play import native
+from asynctile.share import runtime_of
 
 _SOURCE = """
 def {name}({arguments}):
@@ -64,5 +65,5 @@ def set_trap(engine: Engine, name: str, *, breaks: bool = True) -> Trap:
     trap = _made[name]
     trap.breaks = breaks
     trap.spring_at(-1)
-    engine.kernels[name] = trap.kernel
+    runtime_of(engine).device.kernels[name] = trap.kernel
     return trap

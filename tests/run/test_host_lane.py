@@ -17,6 +17,7 @@ from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm, sum_squa
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import AT_HOST, Program
+from asynctile.share import runtime_of
 from asynctile.storage.residency import CLEAN, DIRTY, STALE, STORED
 from asynctile.storage.tile import NEVER, Tile
 from tests.by_hand import (
@@ -61,7 +62,7 @@ async def test_a_program_gives_the_same_bits_wherever_its_operations_run(mixture
             await work.run(engine)
         assert np.array_equal(await work.result(engine), expected)
         statistics = engine.statistics()
-        await engine.release(work.standing())
+        await runtime_of(engine).release(work.standing())
         after = engine.statistics()
     assert statistics.device_peak_bytes <= place[0] * NBYTES
     assert place[1] is None or statistics.host_peak_bytes <= place[1] * 4096
@@ -114,15 +115,15 @@ async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moment
     found = {}
     for place in ("cpu", "emulated"):
         async with Engine(place, prefetch=2) as engine:
-            await engine.reserve(demand_of([program], tiles))
-            await engine.store(bytes_of.items())
+            await runtime_of(engine).reserve(demand_of([program], tiles))
+            await runtime_of(engine).store(bytes_of.items())
             assert await run(engine, program, tiles) is None
             if place == "emulated":
                 assert moved(engine) == (4 * NBYTES, 3 * NBYTES)  # x once and w three times; three gradients
-                assert not any(engine.tiers.top.of(tile).slot for tile in (m, v, w))
+                assert not any(runtime_of(engine).tiers.top.of(tile).slot for tile in (m, v, w))
                 assert engine.statistics().host_used_bytes == 4 * NBYTES + 64
-            found[place] = [array.tobytes() for array in await engine.read_all(tiles)]
-            await engine.release(tiles)
+            found[place] = [array.tobytes() for array in await runtime_of(engine).read_all(tiles)]
+            await runtime_of(engine).release(tiles)
     assert found["cpu"] == found["emulated"]
 
 
@@ -132,12 +133,12 @@ async def test_what_the_host_reads_may_stay_on_the_device_and_what_it_writes_may
     async with Engine("emulated", device_memory=6 * NBYTES) as engine:
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
-        bytes_of = {a: await engine.read(a)}
+        bytes_of = {a: await runtime_of(engine).read(a)}
         before = moved(engine)
         assert await run(engine, program, tiles) is None
         assert moved(engine, before) == (NBYTES, NBYTES)  # a as the host wrote it; d down
-        assert [tile.name for tile in (a, c, d) if engine.tiers.top.of(tile).slot] == ["a"]
-        found = await engine.read_all(tiles)
+        assert [tile.name for tile in (a, c, d) if runtime_of(engine).tiers.top.of(tile).slot] == ["a"]
+        found = await runtime_of(engine).read_all(tiles)
     assert np.array_equal(found[3], bytes_of[a]) and np.array_equal(found[2], bytes_of[a])
     assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], bytes_of[a])
 
@@ -149,7 +150,7 @@ async def test_bytes_that_nobody_needs_do_not_come_down_before_the_host_overwrit
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         assert moved(engine) == (NBYTES, 0)
-        assert (await engine.read(b) == 3).all()
+        assert (await runtime_of(engine).read(b) == 3).all()
 
 
 async def test_operands_of_the_host_are_not_loaded_onto_the_device_ahead():
@@ -189,10 +190,10 @@ async def test_what_the_host_reports_comes_back():
     a = Tile("a", SHAPE, persistent=True)
     number = np.zeros(1)
     async with Engine("emulated") as engine:
-        await engine.reserve(demand_of([], [a]))
-        await engine.store([(a, np.full(SHAPE, 2, np.float32))])
-        await engine.launch(on_host(sum_squares(a, number=0)), number)
-        await engine.synchronize()
+        await runtime_of(engine).reserve(demand_of([], [a]))
+        await runtime_of(engine).store([(a, np.full(SHAPE, 2, np.float32))])
+        await runtime_of(engine).launch(on_host(sum_squares(a, number=0)), number)
+        await runtime_of(engine).synchronize()
     assert number[0] == 4 * 32 * 32
 
 
@@ -227,7 +228,7 @@ def test_the_device_ranks_tiles_by_its_own_next_use():
 
 def check_tiers(engine, tiles):
     """What holds between two runs, of every tile."""
-    top, host = engine.tiers.top, engine.tiers.host
+    top, host = runtime_of(engine).tiers.top, runtime_of(engine).tiers.host
     for tier in (top, host):
         slots = [residency.slot for residency in tier.ledger.resident]
         assert None not in slots and len(set(slots)) == len(slots)

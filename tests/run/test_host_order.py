@@ -10,6 +10,7 @@ import pytest
 from asynctile import AsynctileError, BudgetError, Engine, StalledError
 from asynctile.ops import copy, fill, gelu, gemm
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.residency import DIRTY
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.by_hand import NBYTES, enqueued, on_host, prepared, program_of, run, standing, values
@@ -44,11 +45,11 @@ async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes(o
         engine.plays = False
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
-        before = await engine.read(a)
+        before = await runtime_of(engine).read(a)
         held_until_all_is_issued(engine, device_of(engine)._up, program)
         assert await run(engine, program, tiles) is None
-        assert np.array_equal(await engine.read(b), before)
-        assert not np.array_equal(await engine.read(a), before)
+        assert np.array_equal(await runtime_of(engine).read(b), before)
+        assert not np.array_equal(await runtime_of(engine).read(a), before)
 
 
 async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads(one_worker):
@@ -63,7 +64,7 @@ async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads(
         held_until_all_is_issued(engine, link, program)
         assert await run(engine, program, tiles) is None
         link.copy = true
-        found = await engine.read_all(tiles)
+        found = await runtime_of(engine).read_all(tiles)
     assert np.array_equal(found[1], found[2])
 
 
@@ -71,8 +72,8 @@ class Raises:
     """A kernel that fails at its n-th call."""
 
     def __init__(self, engine, kernel, n):
-        self.true, self.left = engine.kernels[kernel], n
-        engine.kernels[kernel] = self
+        self.true, self.left = runtime_of(engine).device.kernels[kernel], n
+        runtime_of(engine).device.kernels[kernel] = self
         self.__name__ = kernel
 
     def __call__(self, *args):
@@ -91,13 +92,13 @@ async def test_an_error_on_the_host_reaches_what_depends_on_it_and_nothing_else(
         error, lost = await run(engine, program, tiles)
         assert isinstance(error, FloatingPointError)
         assert lost == {"b", "c"}
-        assert np.array_equal(await engine.read(a), bytes_of[a])
-        assert np.array_equal(await engine.read(d), bytes_of[a])
+        assert np.array_equal(await runtime_of(engine).read(a), bytes_of[a])
+        assert np.array_equal(await runtime_of(engine).read(d), bytes_of[a])
         with pytest.raises(AsynctileError, match="b was never written"):
-            await engine.read(b)
-        assert engine.assembly.inputs.missing(on_host(copy(b, d))) is b
+            await runtime_of(engine).read(b)
+        assert runtime_of(engine).assembly.inputs.missing(on_host(copy(b, d))) is b
         assert await run(engine, program, tiles) is None
-        assert np.array_equal(await engine.read(c), await engine.read(b))
+        assert np.array_equal(await runtime_of(engine).read(c), await runtime_of(engine).read(b))
 
 
 async def test_an_error_on_the_device_reaches_the_host_over_the_copy_down():
@@ -131,7 +132,7 @@ async def test_old_bytes_in_ram_are_no_copy_of_what_the_device_failed_to_make():
         _, lost = await run(engine, program, tiles)
         assert lost == {"b"}
         for operation in (copy(b, a), on_host(copy(b, c))):
-            assert engine.assembly.inputs.missing(operation) is b
+            assert runtime_of(engine).assembly.inputs.missing(operation) is b
         with pytest.raises(AsynctileError, match="b was never written"):  # and not after a wait for somebody who writes it
             await run(engine, program, tiles)
 
@@ -149,7 +150,7 @@ async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         device, issued = device_of(engine), enqueued(engine)
-        link, gelu_alone, copy_alone = device._up, engine.kernels["gelu"], device._up.copy
+        link, gelu_alone, copy_alone = device._up, runtime_of(engine).device.kernels["gelu"], device._up.copy
 
         def beside(kind, others, stream):
             """Begin one of `kind`, and give the stream of `others` time for all that it could run now."""
@@ -168,7 +169,7 @@ async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_
             beside(loads, on_the_host, device._compute)
             copy_alone(*args)
 
-        engine.kernels["gelu"], link.copy = gelu_watched, copy_watched
+        runtime_of(engine).device.kernels["gelu"], link.copy = gelu_watched, copy_watched
         assert await run(engine, program, tiles) is None
     assert len(loads) >= 2 and len(on_the_host) == 4
 
@@ -177,7 +178,7 @@ async def test_a_kernel_that_hangs_on_the_host_is_named():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(on_host(gelu(a, b))), threading.Event()
     async with Engine("emulated", watchdog=0.2) as engine:
-        engine.kernels["gelu"] = lambda *args: gate.wait()
+        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait()
         await prepared(engine, program, tiles)
         async with asyncio.timeout(20):
             error, _ = await run(engine, program, tiles)
@@ -192,9 +193,9 @@ async def test_a_slow_operation_of_the_host_does_not_hold_up_the_device():
     program, gate = program_of(on_host(gelu(a, b)), *many, copy(c, d)), threading.Event()
     done = threading.Event()
     async with Engine("emulated") as engine:
-        engine.kernels["gelu"] = lambda *args: gate.wait(20)
-        true = engine.kernels["copy"]
-        engine.kernels["copy"] = lambda *args: (true(*args), done.set())
+        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait(20)
+        true = runtime_of(engine).device.kernels["copy"]
+        runtime_of(engine).device.kernels["copy"] = lambda *args: (true(*args), done.set())
         await prepared(engine, program, tiles)
         running = asyncio.create_task(run(engine, program, tiles))
         assert await asyncio.to_thread(done.wait, 20)
@@ -206,7 +207,7 @@ async def test_the_host_is_not_run_ahead_of_without_bound():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(*(on_host(gelu(a, b)) for _ in range(3 * RUN_AHEAD_OPERATIONS))), threading.Event()
     async with Engine("emulated") as engine:
-        engine.kernels["gelu"] = lambda *args: gate.wait(20)
+        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait(20)
         await prepared(engine, program, tiles)
         issued = enqueued(engine)
         running = asyncio.create_task(run(engine, program, tiles))
@@ -222,15 +223,15 @@ async def test_single_operations_of_the_host_wait_for_inputs_that_nobody_has_enq
     a, b, c = tiles = standing("a", "b", "c")
     bytes_of = values(tiles)
     async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
-        await engine.reserve(demand_of([], tiles))
-        consumer = asyncio.create_task(engine.launch(on_host(copy(b, c))))
+        await runtime_of(engine).reserve(demand_of([], tiles))
+        consumer = asyncio.create_task(runtime_of(engine).launch(on_host(copy(b, c))))
         await settle(engine)
         assert not consumer.done()
-        await engine.store([(a, bytes_of[a])])
-        await engine.launch(on_host(copy(a, b)))
+        await runtime_of(engine).store([(a, bytes_of[a])])
+        await runtime_of(engine).launch(on_host(copy(a, b)))
         await consumer
-        await engine.synchronize()
-        assert np.array_equal(await engine.read(c), bytes_of[a])
+        await runtime_of(engine).synchronize()
+        assert np.array_equal(await runtime_of(engine).read(c), bytes_of[a])
 
 
 async def test_a_launch_waits_for_the_program_that_writes_its_input():
@@ -238,16 +239,16 @@ async def test_a_launch_waits_for_the_program_that_writes_its_input():
     program, other = program_of(copy(a, b)), program_of(copy(a, d))
     async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
         bytes_of = values(tiles)
-        await engine.reserve(demand_of([program, other], tiles))
-        await engine.store([(a, bytes_of[a])])
-        consumer = asyncio.create_task(engine.launch(copy(b, c)))
+        await runtime_of(engine).reserve(demand_of([program, other], tiles))
+        await runtime_of(engine).store([(a, bytes_of[a])])
+        consumer = asyncio.create_task(runtime_of(engine).launch(copy(b, c)))
         assert await run(engine, other, tiles) is None
         await settle(engine)
         assert not consumer.done()
         assert await run(engine, program, tiles) is None
         await consumer
-        await engine.synchronize()
-        assert np.array_equal(await engine.read(c), bytes_of[a])
+        await runtime_of(engine).synchronize()
+        assert np.array_equal(await runtime_of(engine).read(c), bytes_of[a])
 
 
 async def test_ram_that_cannot_hold_an_operation_is_refused_before_anything_moves(tmp_path):
@@ -276,10 +277,10 @@ async def test_an_operation_that_ram_cannot_take_leaves_the_device_as_it_was(tmp
         await work.prepare(engine)
         a, b, *_ = work.tiles["a"].values()
         c = work.tiles["c"][0, 0]
-        await engine.launch(copy(a, c))
+        await runtime_of(engine).launch(copy(a, c))
         with pytest.raises(BudgetError, match="needs 3"):
-            await engine.launch(on_host(gemm(a, b, c, accumulate=True)))
-        assert engine.tiers.top.of(c).state is DIRTY
-        assert np.array_equal(await engine.read(c), work.part(work.a, 0, 0))
+            await runtime_of(engine).launch(on_host(gemm(a, b, c, accumulate=True)))
+        assert runtime_of(engine).tiers.top.of(c).state is DIRTY
+        assert np.array_equal(await runtime_of(engine).read(c), work.part(work.a, 0, 0))
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)

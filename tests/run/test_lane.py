@@ -14,6 +14,7 @@ import pytest
 from asynctile import Engine
 from asynctile.ops import copy, fill, gemm
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.residency import ABSENT, DIRTY, STORED
 from asynctile.storage.tile import Tile
 from tests.by_hand import NBYTES, SHAPE, on_host, prepared, program_of, standing, values
@@ -29,12 +30,12 @@ async def full_of_others(device: str, folder: Path) -> AsyncIterator[tuple[Engin
     async with Engine(device, **PLACES[device], **spill) as engine:
         tiles = standing(*"abcxyz")
         bytes_of = await prepared(engine, program_of(copy(tiles[0], tiles[1])), tiles)
-        await engine.read_all(tiles[3:])
+        await runtime_of(engine).read_all(tiles[3:])
         yield engine, tiles, bytes_of
 
 
 def state(engine: Engine, tile: Tile) -> Any:
-    return engine.tiers.top.of(tile).state
+    return runtime_of(engine).tiers.top.of(tile).state
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -43,10 +44,10 @@ async def test_a_tile_that_was_to_be_overwritten_keeps_its_bytes_if_the_device_r
         a, b, c = tiles[:3]
         assert state(engine, c) is STORED
         with pytest.raises(KeyError):
-            await engine.launch(replace(gemm(a, b, c), kernel="no such kernel"))
+            await runtime_of(engine).launch(replace(gemm(a, b, c), kernel="no such kernel"))
         assert state(engine, c) is STORED
         for tile in tiles:
-            assert np.array_equal(await engine.read(tile), bytes_of[tile])
+            assert np.array_equal(await runtime_of(engine).read(tile), bytes_of[tile])
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -54,39 +55,39 @@ async def test_a_tile_that_nobody_has_written_is_still_waited_for_if_its_operati
     async with full_of_others(device, tmp_path) as (engine, _, _):
         out = Tile("out", SHAPE, persistent=True)
         with pytest.raises(KeyError):
-            await engine.launch(replace(fill(out, 1.0), kernel="no such kernel"))
+            await runtime_of(engine).launch(replace(fill(out, 1.0), kernel="no such kernel"))
         assert state(engine, out) is ABSENT
         with pytest.raises(Exception, match="out was never written"):
-            await engine.read(out)
-        await engine.launch(fill(out, 2.0))
-        assert (await engine.read(out) == 2).all()
+            await runtime_of(engine).read(out)
+        await runtime_of(engine).launch(fill(out, 2.0))
+        assert (await runtime_of(engine).read(out) == 2).all()
 
 
 @pytest.mark.parametrize("device", PLACES)
 async def test_a_load_that_fails_leaves_the_tile_beside_it_that_was_to_be_overwritten(device, tmp_path, monkeypatch):
     async with full_of_others(device, tmp_path) as (engine, tiles, bytes_of):
         a, b = tiles[:2]
-        link = engine.tiers.top.link
+        link = runtime_of(engine).tiers.top.link
         monkeypatch.setattr(link, "read", lambda *_: 1 / 0)
         operation = replace(copy(a, b), operands=(b, a), access="wr")
         with pytest.raises(ZeroDivisionError):
-            await engine.launch(operation)
+            await runtime_of(engine).launch(operation)
         monkeypatch.undo()
         assert state(engine, a) is state(engine, b) is STORED
-        assert np.array_equal(await engine.read(b), bytes_of[b])
+        assert np.array_equal(await runtime_of(engine).read(b), bytes_of[b])
 
 
 async def test_what_came_down_for_an_operation_of_the_host_stays_down_if_it_was_refused(tmp_path):
     """And what was only to be overwritten there is newest where it was."""
     async with Engine("emulated", device_memory=6 * NBYTES, host_memory=4 * NBYTES, spill=tmp_path) as engine:
         kept, read, overwritten = tiles = standing("kept", "read", "overwritten")
-        await engine.reserve(demand_of([program_of(on_host(gemm(kept, read, overwritten)))], tiles))
-        await engine.store(values([kept]).items())
+        await runtime_of(engine).reserve(demand_of([program_of(on_host(gemm(kept, read, overwritten)))], tiles))
+        await runtime_of(engine).store(values([kept]).items())
         for tile, number in ((read, 3.0), (overwritten, 5.0)):  # on the device alone: RAM has met neither
-            await engine.launch(fill(tile, number))
+            await runtime_of(engine).launch(fill(tile, number))
         with pytest.raises(KeyError):
-            await engine.launch(on_host(replace(gemm(kept, read, overwritten), kernel="no such kernel")))
+            await runtime_of(engine).launch(on_host(replace(gemm(kept, read, overwritten), kernel="no such kernel")))
         assert (state(engine, read), state(engine, overwritten)) == (STORED, DIRTY)
-        assert engine.tiers.host.of(overwritten).state is ABSENT
-        assert (await engine.read(read) == 3).all() and (await engine.read(overwritten) == 5).all()
-        assert np.array_equal(await engine.read(kept), values([kept])[kept])
+        assert runtime_of(engine).tiers.host.of(overwritten).state is ABSENT
+        assert (await runtime_of(engine).read(read) == 3).all() and (await runtime_of(engine).read(overwritten) == 5).all()
+        assert np.array_equal(await runtime_of(engine).read(kept), values([kept])[kept])

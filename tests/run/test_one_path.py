@@ -20,6 +20,7 @@ from asynctile.program.needs import demand_of
 from asynctile.run.issuer import Issuer
 from asynctile.run.lane import Lane
 from asynctile.schedule.schedule import Kind
+from asynctile.share import runtime_of
 from tests.by_hand import on_host, standing
 from tests.inside_engine import device_of
 from tests.layers.training import OPTIMIZER, SMALL, batches_of
@@ -114,11 +115,11 @@ async def test_steps_and_generations_are_entries_of_schedules(
 async def test_launches_go_through_a_coroutine_of_their_own_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = tiles = standing("a", "b", "c")
     async with Engine("emulated") as engine:
-        await engine.reserve(demand_of([], tiles))
-        await engine.store([(a, np.ones(a.shape, np.float32))])
+        await runtime_of(engine).reserve(demand_of([], tiles))
+        await runtime_of(engine).store([(a, np.ones(a.shape, np.float32))])
         paths = Paths(engine, monkeypatch)
         for operation in (copy(a, b), on_host(copy(b, c)), copy(c, a)):
-            await engine.launch(operation)
-        await engine.synchronize()
+            await runtime_of(engine).launch(operation)
+        await runtime_of(engine).synchronize()
         assert paths.enqueued == {"launch": 3 + 3} and not paths.others  # a up, b down, c up
-        assert (await engine.read(a) == 1).all()
+        assert (await runtime_of(engine).read(a) == 1).all()

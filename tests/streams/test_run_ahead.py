@@ -9,6 +9,7 @@ from asynctile import Engine
 from asynctile.ops import fill
 from asynctile.program.grain import COARSE, FINE
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of
 from tests.settle import settle, until
@@ -17,17 +18,17 @@ from tests.settle import settle, until
 async def issued_ahead(engine: Engine, share, expected: int) -> int:
     """How many operations a job on `share` issues while the device is busy with the first."""
     tile, gate, issued = Tile("t", (16,), "float32"), threading.Event(), 0
-    await share.reserve(demand_of([], [tile]))
+    await runtime_of(share).reserve(demand_of([], [tile]))
     device = device_of(engine)
     device.driver.hold(gate, device.streams()[0].handle)
 
     async def job():
         nonlocal issued
         for _ in range(2 * COARSE.run_ahead):
-            await share.assembly.launch(fill(tile, 1.0), None)
+            await runtime_of(share).assembly.launch(fill(tile, 1.0), None)
             issued += 1
 
-    running = asyncio.create_task(share.call(job()))
+    running = asyncio.create_task(runtime_of(share).call(job()))
     try:
         await until(lambda: issued >= expected)
         await settle(engine)
@@ -35,7 +36,7 @@ async def issued_ahead(engine: Engine, share, expected: int) -> int:
     finally:
         gate.set()
         await running
-        await share.synchronize()
+        await runtime_of(share).synchronize()
 
 
 @pytest.mark.usefixtures("soft_gpu")

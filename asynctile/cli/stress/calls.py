@@ -21,9 +21,11 @@ from asynctile.cli.stress.place import StressEngine
 from asynctile.errors import DeviceError
 from asynctile.events import SaveDone
 from asynctile.layers import GPT2, Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.layers.server import Server
 from asynctile.ops import gelu
 from asynctile.program.needs import demand_of
+from asynctile.share import runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.tile import Tile
@@ -45,6 +47,7 @@ class Coroutines:
 
     def __init__(self, engine: StressEngine, trainer: Trainer, folder: Path, base: Path) -> None:
         self.engine, self.trainer = engine, trainer
+        self.runtime, self.state = runtime_of(engine), model_state_of(trainer.model)
         self.folder, self.base = folder, base
         self._own: list[Tile] = []
         self._models: list[GPT2] = []
@@ -53,16 +56,16 @@ class Coroutines:
         self._texts: dict[int, list[int]] = {}
         self.all: dict[str, Call] = {
             "GPT2.create": self._create, "GPT2.release": self._release, "GPT2.from_pretrained": self._from_pretrained,
-            "GPT2.state_dict": self._state_dict, "GPT2.gather": self._gather, "GPT2.save_pretrained": self._save_pretrained,
-            "GPT2.logits": self._logits, "GPT2.loss": self._loss, "GPT2.generate": self._generate,
-            "GPT2.generate, broken off": self._generate_some,
+            "GPT2.state_dict": self._state_dict, "ModelState.gather": self._gather,
+            "GPT2.save_pretrained": self._save_pretrained, "GPT2.logits": self._logits, "GPT2.loss": self._loss,
+            "GPT2.generate": self._generate, "GPT2.generate, broken off": self._generate_some,
             "Server.generate": self._serve, "Server.aclose": self._close_server,
             "Trainer.load": self._load, "Trainer.save": self._save, "Trainer.save, behind": self._save_behind,
             "Trainer.saved": self._saved, "Trainer.gradients": self._gradients, "Trainer.step": self._step,
             "Trainer.run": self._run, "Steps.aclose": self._run_nothing, "Trainer.gemm_rate": self._gemm_rate,
-            "Engine.reserve, store, read, clear, release": self._store, "Engine.launch": self._launch,
-            "Engine.read_all": self._read, "Engine.synchronize": self._synchronize,
-            "Engine.call": self._job, "Engine.events": self._events, "Engine.share": self._share,
+            "Runtime.reserve, store, read, release": self._store, "Runtime.launch": self._launch,
+            "Runtime.read_all": self._read, "Runtime.synchronize": self._synchronize,
+            "Runtime.call": self._job, "Engine.events": self._events, "Engine.share": self._share,
             "Engine.share, trained on": self._share_trains, "Engine.share, failing": self._share_fails,
         }  # fmt: skip
 
@@ -72,7 +75,7 @@ class Coroutines:
             await model.release()
         for server in self._servers:
             await server.aclose()
-        await self.engine.release(self._own)
+        await self.runtime.release(self._own)
         self._models, self._servers, self._own = [], [], []
 
     async def _create(self) -> None:
@@ -92,8 +95,8 @@ class Coroutines:
         await self.trainer.model.state_dict()
 
     async def _gather(self) -> None:
-        for parameter in self.trainer.model.parameters.values():
-            await self.trainer.model.gather(parameter, parameter.weights)
+        for parameter in self.state.parameters.values():
+            await self.state.gather(parameter, parameter.weights)
 
     async def _save_pretrained(self) -> None:
         await self.trainer.model.save_pretrained(self.folder / "model")
@@ -170,35 +173,35 @@ class Coroutines:
 
     async def _store(self) -> None:
         a, b = self._tiles()
-        await self.engine.reserve(demand_of([], [a, b]))
-        await self.engine.store((tile, np.ones(tile.shape, np.float32)) for tile in (a, b))
-        await self.engine.read(a)
-        await self.engine.clear([a])
-        await self.engine.release([a, b])
+        await self.runtime.reserve(demand_of([], [a, b]))
+        await self.runtime.store((tile, np.ones(tile.shape, np.float32)) for tile in (a, b))
+        await self.runtime.read(a)
+        await self.runtime.release([a, b])
 
     async def _launch(self) -> None:
         a, b = self._tiles()
-        await self.engine.reserve(demand_of([], [a, b]))
-        await self.engine.store([(a, np.ones(a.shape, np.float32))])
-        event = await self.engine.launch(gelu(a, b))
+        await self.runtime.reserve(demand_of([], [a, b]))
+        await self.runtime.store([(a, np.ones(a.shape, np.float32))])
+        event = await self.runtime.launch(gelu(a, b))
         await event.landed()
 
     async def _read(self) -> None:
-        await self.engine.read_all(self.trainer.model.weights())
+        await self.runtime.read_all(self.state.weights())
 
     async def _synchronize(self) -> None:
-        await self.engine.synchronize()
+        await self.runtime.synchronize()
 
     async def _job(self) -> None:
         async def job() -> None:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
 
-        await self.engine.call(job())
+        await self.runtime.call(job())
 
     async def _share(self) -> None:
         a, b = self._tiles()
-        async with self.engine.share(**self._part(1)) as part:
+        async with self.engine.share(**self._part(1)) as lent:
+            part = runtime_of(lent)
             await part.reserve(demand_of([], [a, b]))
             await part.store([(a, np.ones(a.shape, np.float32))])
             await part.launch(gelu(a, b))
@@ -238,8 +241,8 @@ class Coroutines:
     def _part(self, floors: int) -> dict[str, Any]:
         """Return caps of a share, `floors` times what the model needs at least."""
         device, ram = (floors * floor_of().rounded(to).floor_nbytes for to in (ALIGNMENT, PAGE))
-        sizes: dict[str, Any] = {"host_memory": ram} | ({"device_memory": device} if self.engine.has_link else {})
-        return sizes | ({"spill_limit": _LENT_NBYTES} if self.engine.tiers.spill is not None else {})
+        sizes: dict[str, Any] = {"host_memory": ram} | ({"device_memory": device} if self.runtime.device.has_link else {})
+        return sizes | ({"spill_limit": _LENT_NBYTES} if self.runtime.tiers.spill is not None else {})
 
 
 async def _some_of(server: Server) -> None:

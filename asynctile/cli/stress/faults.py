@@ -31,6 +31,7 @@ from asynctile.cli.stress.writer import write_program
 from asynctile.errors import AsynctileError, TierError
 from asynctile.layers import Trainer
 from asynctile.measure.statistics import Statistics
+from asynctile.share import runtime_of
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults
@@ -126,7 +127,7 @@ async def _read_constants(engine: Engine, work: Workload, expected: Outcome) -> 
     """Check that after an error, tiles that no operation writes are unchanged, or that the tier reports them."""
     for tile in work.values.keys() - work.changed():
         try:
-            found = await engine.read(tile)
+            found = await runtime_of(engine).read(tile)
         except AsynctileError:
             continue
         expect_bytes(f"tile {tile.name}, read after an error,", found, expected.tiles[tile])

@@ -25,6 +25,7 @@ from asynctile.errors import BudgetError, CheckpointError, DeviceError
 from asynctile.events import StepDone
 from asynctile.hub import Events
 from asynctile.layers import Trainer
+from asynctile.layers.model import model_state_of
 from asynctile.layers.report import StepReport
 
 __all__ = ["LIVES", "play_calls", "play_lives"]
@@ -54,7 +55,7 @@ class Disturber:
         self._awaits: dict[str, int] = {}
         self._usual_s: dict[str, float] = {}
         names = {"spill", "base", "model", "checkpoint"}
-        self._settled = Settled(engine, [trainer.model.changing], round.folder, names)
+        self._settled = Settled(engine, [model_state_of(trainer.model).changing], round.folder, names)
 
     def draw(self) -> list[str]:
         """Return the names of the next calls, made at once."""
@@ -82,7 +83,7 @@ class Disturber:
         except CheckpointError as error:
             raise Finding("failed", f"after {what}, a save in the background failed: {error}") from error
         await self.calls.clear()
-        await self._settled.expect(what, self._trainer.model.standing())
+        await self._settled.expect(what, model_state_of(self._trainer.model).standing())
         steps = self._trainer.step_count - before
         if not 0 <= steps <= 2 * (not STEPPING.isdisjoint(names)) or self._trainer.model.torn is not None:
             raise Finding("failed", f"{what} counted {steps} steps, and the model is {self._trainer.model.torn or 'whole'}")

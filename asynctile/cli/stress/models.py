@@ -22,6 +22,7 @@ from asynctile.cli.stress.tally import Tally
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.activations import AUTO, kept_if
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.model import model_state_of
 from asynctile.layers.parameters import MOMENTS, Parameters
 from asynctile.layers.report import StepReport
 from asynctile.layers.step import record
@@ -64,13 +65,13 @@ class StressTrainer(Trainer):
 
     tally: Tally | None = None
 
-    async def step_for(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
+    async def _step_for(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
         def noted() -> None:
             if self.tally is not None and self.last_report is not None:
                 self.tally.step(self.last_report.played)
             counted()
 
-        return await super().step_for(noted, tokens, targets)
+        return await super()._step_for(noted, tokens, targets)
 
 
 async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device", tally: Tally | None = None) -> StressTrainer:
@@ -91,7 +92,7 @@ async def loaded_trainer(engine: Engine, path: Path, update: str, tally: Tally) 
 
 async def state_of(trainer: Trainer) -> State:
     """Return the current weights and moments."""
-    model = trainer.model
+    model = model_state_of(trainer.model)
     await model.prepare_moments()
     found: State = {}
     for name, parameter in model.parameters.items():

@@ -16,6 +16,8 @@ from asynctile import Engine
 from asynctile.cli.stress.disturb import COUNT, CountedCoroutine
 from asynctile.device import CpuDevice, EmulatedDevice
 from asynctile.loop.thread import Undo, new_loop
+from asynctile.runtime import Runtime
+from asynctile.share import runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 
@@ -61,8 +63,18 @@ class EngineSetup:
         return PAGE if self.device == "cpu" and self.spill else ALIGNMENT
 
 
+class CountingRuntime(Runtime):
+    """Counts the awaits of a job for the caller that asks for it (COUNT of disturb.py)."""
+
+    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        count = COUNT.get()
+        return await super().call(job if count is None else CountedCoroutine(job, count), undo)
+
+
 class StressEngine(Engine):
     """An engine in an `EngineSetup` that counts the awaits of its jobs for a caller who sets COUNT (disturb.py)."""
+
+    _runtime_type = CountingRuntime
 
     def __init__(self, place: EngineSetup, spill: str | os.PathLike[str], **more: Any) -> None:
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop if place.uvloop else asyncio.new_event_loop
@@ -71,14 +83,10 @@ class StressEngine(Engine):
         # The number of workers follows from the machine and is no option. Here it is drawn.
         self._life.device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
 
-    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
-        count = COUNT.get()
-        return await super().call(job if count is None else CountedCoroutine(job, count), undo)
-
     @property
     def has_schedules(self) -> bool:
         """Whether bound schedules use its slots, and places of their own."""
-        return bool(self._schedules._bounds)
+        return bool(runtime_of(self).schedules._bounds)
 
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,

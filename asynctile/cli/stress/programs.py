@@ -7,6 +7,7 @@ from asynctile.cli.stress.place import EngineSetup, draw_place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Workload
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
+from asynctile.share import runtime_of
 
 __all__ = ["play"]
 
@@ -24,10 +25,10 @@ async def play(round: Round) -> bool:
     expected = work.interpret(work.values)
     async with round.engine(place) as engine:
         await work.store(engine)
-        before = engine.tiers.top.written_nbytes
+        before = runtime_of(engine).tiers.top.written_nbytes
         outcome = await (work.launch(engine) if launched else work.run(engine))
         round.tally.run(outcome.played)
-        counts = _strains(engine, work, place, evicted=engine.tiers.top.written_nbytes > before)
+        counts = _strains(engine, work, place, evicted=runtime_of(engine).tiers.top.written_nbytes > before)
         (await work.read(engine, outcome)).expect(expected)
         for _ in range(0 if launched else _REPEATED):
             expected, outcome = work.interpret(expected.tiles), await work.run(engine)

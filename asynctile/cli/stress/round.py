@@ -18,6 +18,7 @@ from asynctile.cli.stress.leaks import Held, expect_empty
 from asynctile.cli.stress.models import Course
 from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.tally import Tally
+from asynctile.share import runtime_of
 from asynctile.streams.stall import describe
 
 __all__ = ["WATCHDOG_S", "Round", "seed_after"]
@@ -57,7 +58,7 @@ class Round:
         """Return what the round's engine is doing, for a round that hangs."""
         if self._engine is None:
             return "no engine is open"
-        return describe(self._engine.tiers.device.streams(), patience_s)
+        return describe(runtime_of(self._engine).tiers.device.streams(), patience_s)
 
     @asynccontextmanager
     async def engine(self, place: EngineSetup, **more: Any) -> AsyncIterator[StressEngine]:

@@ -17,6 +17,7 @@ from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.place import StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S
 from asynctile.loop.exclusive import Exclusive
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from asynctile.streams.gate import OPEN
 
@@ -34,7 +35,7 @@ class Settled:
 
     def __init__(self, engine: StressEngine, locks: Iterable[Exclusive], folder: Path, names: set[str]) -> None:
         self._engine = engine
-        self._locks = (engine.busy, *locks)
+        self._locks = (runtime_of(engine).busy, *locks)
         self._folder, self._names = folder, names
         self._caps = _caps_of(engine)
 
@@ -49,7 +50,7 @@ class Settled:
             return []
 
         for _ in range(2):  # collecting what a task held may start tasks that give back its tiles
-            if left := await self._engine.call(tasks()):
+            if left := await runtime_of(self._engine).call(tasks()):
                 raise Finding("leaked", f"{what} left endless tasks on the engine's loop: {', '.join(left)}")
             gc.collect()
         for _ in range(int(WATCHDOG_S / LOOK_S)):
@@ -61,14 +62,14 @@ class Settled:
 
     async def expect(self, what: str, standing: Iterable[Tile]) -> None:
         """Raise Finding if `what` left anything but the tiles of `standing`."""
-        left = await self._engine.call(self._left(set(standing)))
+        left = await runtime_of(self._engine).call(self._left(set(standing)))
         left += [f"{path.name} in {self._folder}" for path in self._folder.iterdir() if path.name not in self._names]
         if left:
             raise Finding("leaked", f"{what} left {', '.join(left)}")
 
     async def _left(self, standing: set[Tile]) -> list[str]:
         """Return what should not be there, in one turn of the engine's loop."""
-        engine, tiers = self._engine, self._engine.tiers
+        engine, tiers = self._engine, runtime_of(self._engine).tiers
         left = [f"{lock.what} held by {lock.holder}" for lock in self._locks if lock.holder]
         left += [f"{lock.what} awaited by {lock.waiting}" for lock in self._locks if lock.waiting]
         left += [f"a loan of {loan.nbytes} bytes to {loan.who}" for loan in tiers.caps.loans]
@@ -90,7 +91,7 @@ class Settled:
         return left + self._left_on_disk(standing)
 
     def _left_on_disk(self, standing: set[Tile]) -> list[str]:
-        tiers = self._engine.tiers
+        tiers = runtime_of(self._engine).tiers
         if tiers.spill is None:
             return []
         blocks = [tiers.host.of(tile).backing for tile in standing]
@@ -103,4 +104,4 @@ class Settled:
 
 def _caps_of(engine: StressEngine) -> list[int | None]:
     """Return the cap of each tier in bytes, without what is lent."""
-    return [tier.arena.cap for tier in engine.tiers.from_the_top()]
+    return [tier.arena.cap for tier in runtime_of(engine).tiers.from_the_top()]

@@ -18,6 +18,7 @@ from asynctile.cli.stress.work import Workload
 from asynctile.ops import gelu_backward, gemm
 from asynctile.program.operation import WRITE, Operation
 from asynctile.program.program import Program
+from asynctile.share import runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import align
 from asynctile.storage.tile import NEVER, Tile
@@ -37,9 +38,9 @@ async def play(round: Round) -> bool:
     expected = work.interpret(work.values)
     async with round.engine(place) as engine:
         await work.store(engine)
-        before = engine.tiers.top.loaded_nbytes
+        before = runtime_of(engine).tiers.top.loaded_nbytes
         outcome = await work.run(engine)
-        loads = (engine.tiers.top.loaded_nbytes - before) // (_EDGE * _EDGE * 4)
+        loads = (runtime_of(engine).tiers.top.loaded_nbytes - before) // (_EDGE * _EDGE * 4)
         (await work.read(engine, outcome)).expect(expected)
         await work.release(engine)
     least = least_loads([entry for entry in work.program.entries if isinstance(entry, Operation)], len(work.values) - 1)

@@ -19,6 +19,8 @@ from asynctile.loop.thread import under_shield
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER, READ, WRITE, Operation
 from asynctile.program.program import Fetch, Program
+from asynctile.runtime import Runtime
+from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 
 __all__ = ["Outcome", "Workload", "compute"]
@@ -78,35 +80,38 @@ class Workload:
 
     async def store(self, engine: Engine) -> None:
         """Give every persistent tile its first value."""
-        await engine.reserve(self.demand)
-        await engine.store(self.values.items())
+        runtime = runtime_of(engine)
+        await runtime.reserve(self.demand)
+        await runtime.store(self.values.items())
 
     async def run(self, engine: Engine) -> Outcome:
         """Run once as a program; the outcome has no tiles yet. On an error the run is abandoned, as a model would do."""
         outputs = {entry.key: np.empty(entry.tile.shape, entry.tile.dtype)
                    for entry in self.program.entries if isinstance(entry, Fetch)}
-        numbers, played = await engine.call(self._run(engine, outputs))
+        runtime = runtime_of(engine)
+        numbers, played = await runtime.call(self._run(runtime, outputs))
         return Outcome(outputs=outputs, numbers=numbers[: len(self.program.numbers)].tolist(), played=played)
 
     async def launch(self, engine: Engine) -> Outcome:
         """Run once as independent coroutines, all launched at once; for programs of persistent tiles only."""
         numbers = [np.zeros(1) for _ in self.program.numbers]
         operations = self.program.operations()
-        await asyncio.gather(*(engine.launch(operation, _place_of(operation, numbers)) for operation in operations))
-        await engine.synchronize()
+        runtime = runtime_of(engine)
+        await asyncio.gather(*(runtime.launch(operation, _place_of(operation, numbers)) for operation in operations))
+        await runtime.synchronize()
         return Outcome(numbers=[float(number[0]) for number in numbers])
 
     async def read(self, engine: Engine, outcome: Outcome) -> Outcome:
         """Return `outcome` with the newest bytes of every persistent tile."""
-        outcome.tiles = dict(zip(self.values, await engine.read_all(self.values), strict=True))
+        outcome.tiles = dict(zip(self.values, await runtime_of(engine).read_all(self.values), strict=True))
         return outcome
 
     async def release(self, engine: Engine) -> None:
-        await engine.release(self.values)
+        await runtime_of(engine).release(self.values)
 
-    async def _run(self, engine: Engine, outputs: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
-        async with engine.exclusive():
-            run = await engine.start(self.program, self.demand, self.inputs, outputs)
+    async def _run(self, runtime: Runtime, outputs: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
+        async with runtime.exclusive():
+            run = await runtime.start(self.program, self.demand, self.inputs, outputs)
             try:
                 await run.finish()
             except BaseException:

@@ -1,0 +1,233 @@
+"""The inside of a model: its tiles on a runtime, the programs recorded for it, and whether its weights are whole.
+
+Trainers, servers, checkpoints and commands take a `ModelState`; users see a `Model` (model.py). What a step computes is
+recorded in step.py, files are written in exchange.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.errors import StalledError, TornModelError
+from asynctile.kernels.bf16 import to_bf16
+from asynctile.layers.companions import Companions
+from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import MOMENTS, Parameter, Parameters
+from asynctile.layers.programs import Programs
+from asynctile.layers.rows import Rows
+from asynctile.layers.step import record
+from asynctile.layers.telling import tell_failed, tell_torn
+from asynctile.layers.tiling import Tiling
+from asynctile.layers.versions import Versions
+from asynctile.loop.exclusive import Exclusive
+from asynctile.loop.files import Files
+from asynctile.loop.thread import under_shield
+from asynctile.program.needs import demand_of
+from asynctile.program.program import Program
+from asynctile.repeat.job import Job
+from asynctile.runtime import Runtime
+from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
+
+#: Up to this many tiles a model is checked against the caps tile by tile, which says exactly what fits.
+COUNTED_TILES = 10_000
+_NUMBERS = itertools.count(1)
+
+
+def check_room(runtime: Runtime, tiling: Tiling, nbytes: int) -> None:
+    """Raise BudgetError, without a look at single tiles, if a large model at `nbytes` a parameter fits nowhere at all."""
+    if tiling.count > COUNTED_TILES:
+        runtime.tiers.caps.check_room(nbytes * tiling.config.parameter_count)
+
+
+class ModelState:
+    """The weights of one model, and its moments once it is in training. BudgetError if a large model fits nowhere.
+
+    name: for events and logs, "gpt2-1" for the first of a process. companions: files kept beside the weights, by name.
+    in_training: whether a Trainer was made for the model, so that its moments count. has_moments: whether they have values.
+    step_count: updates done, by all Trainers together. torn: why weights and moments belong to no single step, or None.
+    last_checkpoint: the path that the model was last saved to or loaded from. changing: the lock held while the weights
+    change, or must all be of one step. followers: versions of the weights on other shares. readers: texts that are generated
+    from these weights now.
+    """
+
+    def __init__(self, runtime: Runtime, config: Config, tile: int | None = None) -> None:
+        self.runtime = runtime
+        self.config = config
+        self.name = f"{config.model_type}-{next(_NUMBERS)}"
+        self.tiling = Tiling(config, tile, runtime.device.grain)
+        check_room(runtime, self.tiling, WEIGHT_NBYTES)
+        self.parameters = Parameters(config, self.tiling, runtime.precision)
+        self.companions: Companions = {}
+        self.in_training = False
+        self.has_moments = False
+        self.step_count = 0
+        self.torn: str | None = None
+        self.last_checkpoint: str | None = None
+        self.changing = Exclusive("a model", runtime.tiers.run_ahead)
+        self.followers: list[Versions] = []
+        self.readers = 0
+        self.programs = Programs()
+        self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
+
+    @property
+    def version(self) -> int:
+        """A number that is another one after every change of the weights."""
+        return self.step_count
+
+    def weights(self) -> Iterator[Tile]:
+        """Yield every weight tile, and their copies in another precision."""
+        return self.parameters.weights()
+
+    def standing(self) -> Iterator[Tile]:
+        """Yield every tile that stays between runs: weights, and moments once the model is in training."""
+        return self.parameters.states() if self.in_training else self.weights()
+
+    def train(self) -> None:
+        """Count the moments among the standing tiles from now on."""
+        if not self.in_training:
+            self.in_training = True
+            self._demands.clear()
+
+    def saved_to(self, path: Path) -> None:
+        """Remember `path` as the checkpoint to go back to."""
+        self.last_checkpoint = str(path)
+
+    async def set_weights(self, value: Any, files: Files | None = None) -> None:
+        """Give every weight tile, and its copy, value(parameter, (i, j)), tile by tile, on the device's loop.
+
+        files: reads the values if they come from files; None: they are computed. On an error the model is released.
+        """
+        self.check_floor()
+        await self.runtime.reserve(demand_of([], self.weights()))
+        made = self.runtime.compute if files is None else files.run
+
+        async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
+            for parameter in self.parameters.values():
+                for key, tile in parameter.weights.items():
+                    piece = parameter.padded(await made(value, parameter, key), *key)
+                    yield tile, piece
+                    if key in parameter.copies:
+                        yield parameter.copies[key], to_bf16(piece)
+
+        try:
+            await self.runtime.store(tiles())
+        except BaseException:
+            await under_shield(self.release())
+            raise
+
+    async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
+        """Create the moments on the device's loop, unless they have values: zeros, or value(parameter, family, key).
+
+        files: reads the values; None: zeros.
+        """
+        if self.has_moments:
+            return
+        await self.runtime.reserve(demand_of([], self.parameters.states()))
+
+        async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
+            for parameter in self.parameters.values():
+                for family in MOMENTS:
+                    for key, tile in getattr(parameter, family).items():
+                        array = np.zeros(tile.shape, np.float32)
+                        if files is not None:
+                            array = parameter.padded(await files.run(value, parameter, family, key), *key)
+                        yield tile, array
+
+        await self.runtime.store(tiles())
+        self.has_moments = True
+
+    async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Tile]) -> NDArray[np.float32]:
+        """Return one tensor, whole, from its tiles."""
+        whole = np.empty(parameter.shape, np.float32)
+        for (i, j), piece in zip(tiles, await self.runtime.read_all(tiles.values()), strict=True):
+            whole[parameter.index(i, j)] = parameter.cut(piece, i, j)
+        return whole
+
+    async def release(self) -> None:
+        """Free every tile of the model; it cannot be used afterwards."""
+        self.torn = "the model was released"
+        await self.runtime.release(self.parameters.states())
+
+    async def publish(self) -> None:
+        """Offer the weights of a step to the versions that follow them; inside `changing`, on the device's loop."""
+        for versions in list(self.followers):
+            await versions.follow()
+
+    def check_floor(self) -> None:
+        """Raise BudgetError if the device cap is below the model's floor."""
+        runtime = self.runtime
+        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.precision)
+        runtime.tiers.caps.check_floor(floor)
+
+    def tear(self, why: str) -> None:
+        """Mark the model as torn from now on, and tell the readers of events."""
+        self.torn = why
+        tell_torn(self.runtime, self.name, why)
+
+    def check_whole(self, wish: str) -> None:
+        """Raise TornModelError if the model is torn. wish: the verb of what cannot be done then, for the message."""
+        if self.torn is not None:
+            raise TornModelError(f"cannot {wish}: {self.torn_message()}")
+
+    def torn_message(self) -> str:
+        """Return why the model is torn, and the way out."""
+        return f"{self.torn}; load the last checkpoint ({self.last_checkpoint or 'none was saved'})"
+
+    async def recorded(self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset()) -> Program:
+        """Return `program`, on the device's loop: at once if it is kept, else recorded in a thread."""
+        found = self.programs.kept(_key(kind, rows, kept, on_host))
+        return await self.runtime.compute(self.program, kind, rows, kept, on_host) if found is None else found
+
+    def program(self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset()) -> Program:
+        """Return the program of this kind over these rows in their passes, recorded once while it is kept.
+
+        kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host.
+        """
+        recorded = partial(record, kind, self.parameters, rows, kept=kept, on_host=on_host)
+        return self.programs.get(_key(kind, rows, kept, on_host), recorded)
+
+    def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
+        """Return what the program asks of an arena beside the standing tiles and `also`, its own; measured once a program."""
+        if program not in self._demands:
+            self._demands[program] = demand_of([program], chain(self.standing(), also))
+        return self._demands[program]
+
+    async def run(self, program: Program, inputs: dict[str, Any], outputs: dict[str, Any]) -> NDArray[np.float64]:
+        """Run a program that changes no weights, on the device's loop; return the numbers that its operations report."""
+        async with self.runtime.exclusive():
+            self.check_whole("compute")
+            run = await self.runtime.start(program, self.demand(program), inputs, outputs)
+            try:
+                await run.finish()
+            except BaseException as error:
+                await under_shield(self.abandon(run, error))
+                raise
+            return run.numbers
+
+    async def abandon(self, run: Job, why: BaseException | None = None) -> None:
+        """End a run that failed or was given up, on the device's loop; the model is torn if the run lost weights or moments."""
+        own = set(self.parameters.states())
+        lost = [tile for tile in await run.abandon() if tile in own]
+        if isinstance(why, StalledError):
+            self.tear(str(why))
+            return
+        if isinstance(why, Exception):
+            tell_failed(self.runtime, self.name, why)
+        if lost:
+            self.tear(f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else ""))
+
+
+def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile]) -> Hashable:
+    """Return what the programs of one model differ by."""
+    return kind, rows.batch, rows.length, rows.micro_batches, len(rows.passes), kept, on_host
