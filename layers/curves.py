@@ -23,7 +23,7 @@ _LARGEST = 1e300
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """The curves of a run: losses in nats a token over the step.
+    """The curves of a run: losses in nats per token over the step.
 
     validations: the metrics lines of the points of `validation`, by step. bigram_loss: a level to compare with, or None.
     """

@@ -16,7 +16,7 @@ Counts = NDArray[np.int64]
 
 
 def bigram_loss(training: NDArray[Any], held_out: NDArray[Any], vocab_size: int) -> float:
-    """Return the loss of a bigram model, counted on `training`, over the pairs of `held_out`: nats a token.
+    """Return the loss of a bigram model, counted on `training`, over the pairs of `held_out`: nats per token.
 
     The loss is the mean of -ln p(next | previous). Both arguments are ids (N,) of any integer type. Pairs with an id of
     `vocab_size` or more are left out. ValueError if either has no pair left. Time and memory grow with the number of pairs and

@@ -35,7 +35,7 @@ def loss_curve(
     *,
     bigram_loss: float | None = None,
 ) -> Path:
-    """Draw the loss of a run over its steps, in nats a token; return the path of the picture.
+    """Draw the loss of a run over its steps, in nats per token; return the path of the picture.
 
     The picture shows the training loss of each step (light), the same smoothed, and the points of validations. Numbers stand at
     the ends of the curves, those of the last and the best validation also in other units.

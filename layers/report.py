@@ -21,7 +21,7 @@ PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The report of one training step. Times are in seconds, sizes in bytes, the loss in nats a token.
+    """The report of one training step. Times are in seconds, sizes in bytes, the loss in nats per token.
 
     - step: the number of updates that the model has had. loss: the mean over the targets that count. lr: the learning rate.
     - grad_norm: the global norm of the gradient, before clipping.

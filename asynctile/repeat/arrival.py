@@ -131,7 +131,7 @@ def _check(tiers: Tiers, program: Program, start: Iterable[Standing]) -> None:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
             raise AsynctileError(f"{residency.name} should be {one.state} in tier {one.tier} before {program.name}, but is "
-                                 f"{residency.state}; this is a fault of asynctile")
+                                 f"{residency.state}; this is a bug in asynctile")
 
 
 def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:

@@ -202,7 +202,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             pool.give(slot, evicted=False)
         if len(free) < len(places):
             raise AsynctileError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, but {schedule.program.name} needs "
-                                 f"{len(places)}; this is a fault of asynctile")
+                                 f"{len(places)}; this is a bug in asynctile")
         found.update(zip(places, free, strict=True))
     return found
 
