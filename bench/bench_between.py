@@ -22,15 +22,16 @@ from common import Table, arguments, batch, publish, trainer_on
 
 from asynctile import Engine
 from asynctile.layers import Trainer
+from asynctile.layers.model_state import model_state_of
 from asynctile.repeat.space import space_on
 from asynctile.schedule.decide import decide
 
 
 async def deciding_s(trainer: Trainer, tokens: Any) -> float:
     """CPU seconds in which the schedule of one validation is worked out, on the caps as they are."""
-    model = trainer.model
+    model = model_state_of(trainer.model)
     program = model.program("loss", *tokens.shape)
-    space = space_on(trainer.model.engine.tiers, model.demand(program))
+    space = space_on(model.runtime.tiers, model.demand(program))
     started = time.thread_time()
     assert decide(program, space) is not None
     return time.thread_time() - started
