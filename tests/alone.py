@@ -1,4 +1,4 @@
-"""What several processes that test side by side would each make, made by one of them."""
+"""A lock for test processes that run side by side: one of them makes a shared thing, the others find it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time is inside, by a lock on this file; whoever comes later finds what was made."""
+    """Let one process at a time inside, by a lock on this file; a later process finds what the first one made."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

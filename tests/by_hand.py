@@ -1,4 +1,4 @@
-"""Small programs written by hand, of tiles of one size, and running them; for tests of operations of the host."""
+"""Small programs written by hand over tiles of one size, and ways to run them; for tests of host operations."""
 
 from dataclasses import replace
 
@@ -47,14 +47,14 @@ async def run(engine, program, tiles, inputs=None):
 
 
 def moved(engine, before=None):
-    """(bytes up, bytes down), since `before`."""
+    """Return (bytes uploaded, bytes downloaded), counted from `before` if it is given."""
     statistics = engine.statistics()
     up, down = statistics.uploaded_bytes, statistics.downloaded_bytes
     return (up, down) if before is None else (up - before[0], down - before[1])
 
 
 async def prepared(engine, program, tiles):
-    """Cut for `program`, with bytes in all `tiles`; returns them."""
+    """Reserve memory for `program`, fill all `tiles` and return their values."""
     bytes_of = values(tiles)
     await runtime_of(engine).reserve(demand_of([program], tiles))
     await runtime_of(engine).store(bytes_of.items())
@@ -62,7 +62,7 @@ async def prepared(engine, program, tiles):
 
 
 def enqueued(engine):
-    """What the device is asked to run, on itself or on the host, from now on."""
+    """Return a list that collects every operation which the device is asked to run from now on, on itself or on the host."""
     found, device = [], device_of(engine)
     true = device.launch
 

@@ -1,4 +1,4 @@
-"""What several suites need."""
+"""Fixtures and settings that several suites need."""
 
 import gc
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# Before kernels are imported, which look where they are kept: those of tests are this checkout's, from one session to the next,
-# and no test touches the cache of who runs it.
+# Set before the kernels are imported, because they look up their cache folder on import. Tests keep their kernels in this
+# checkout, from one session to the next, and never touch the user's cache.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache")
 
 from asynctile.kernels.cpu.compiler import compile_apart
@@ -20,8 +20,8 @@ from tests.cuda.driver import SoftDriver
 from tests.time_limit import not_counted
 from tests.transitions import Transitions
 
-# A shell starts what it puts in the background with Ctrl-C ignored, nohup what it starts with a hang-up ignored; and so would
-# every program that tests stop by them.
+# A shell starts background programs with Ctrl-C ignored, and nohup starts them with hang-ups ignored. Every program that the
+# tests stop by these signals would inherit that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
@@ -33,23 +33,25 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope="module")
 def heap_of_this_module():
-    """What pytest collected and earlier modules left is not gone through again by every collection of garbage in a test: with
-    thousands of tests each took most of a second, and `asynctile stress` collects behind every call."""
+    """Freeze the heap, so that garbage collections in a test skip what pytest collected and earlier modules left.
+
+    With thousands of tests each collection took most of a second, and `asynctile stress` collects after every call.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def rates_of_every_test():
-    """Rates are those that are assumed, on every machine and however busy it is; in processes that tests start as well."""
+    """Assume the same rates on every machine, however busy it is; processes that tests start assume them as well."""
     known.keep(known.ON_CORES, "fp32", CORES)
     for precision in PRECISIONS:
-        known.keep("cuda:0", precision, assumed("cuda:0", precision))  # what soft GPUs are called
+        known.keep("cuda:0", precision, assumed("cuda:0", precision))  # soft GPUs have this name
 
 
 @pytest.fixture(autouse=True, scope="session")
 def kernels_compiled_off_the_clock():
-    """In whichever test that is."""
+    """Do not count the compilation of kernels as the time of the test that happens to need them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compile_apart))
         yield
@@ -57,9 +59,9 @@ def kernels_compiled_off_the_clock():
 
 @pytest.fixture
 def soft_gpu(monkeypatch):
-    """A GPU for Engine(device="cuda:0") whose driver is on the CPU: call it with SoftDriver's options to shape what opens next.
+    """Return a function that shapes the next GPU of Engine(device="cuda:0") by SoftDriver's options.
 
-    opened: the drivers that were opened, last one last.
+    The driver of that GPU runs on the CPU. The function's attribute `opened` lists the drivers that were opened, in order.
     """
     if why := missing():
         pytest.skip(why)

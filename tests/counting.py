@@ -1,4 +1,4 @@
-"""How much Python some work is, where the clock would measure the machine: calls of functions, Python's and C's."""
+"""Count the calls of Python and C functions that some work makes, where the clock would measure the machine."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def calls_of(work: Callable[..., Any], *args: Any) -> tuple[Any, int]:
-    """What work(*args) returns, and the calls that it made in this thread. What a single call of C costs is not seen."""
+    """Return the result of work(*args) and the number of calls that it made in this thread.
+
+    The cost of a single C call is not seen.
+    """
     count, before = 0, sys.getprofile()
 
     def seen(frame: Any, event: str, arg: Any) -> None:

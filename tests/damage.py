@@ -1,7 +1,7 @@
-"""Readers of each format, and what they may say of a damaged file. For test_readers.py and fuzz_readers.py.
+"""Readers of each format, and the messages they may give for a damaged file. For test_readers.py and fuzz_readers.py.
 
-The files, and the damage to them, are those of scenario `inputs` of `asynctile stress` (asynctile/cli/stress/inputs). Covers
-`cases`, each the files of a folder and what reads it, and `check`: a reader of a damaged folder either reads it, or raises one
+The files and their damage are those of scenario `inputs` of `asynctile stress` (asynctile/cli/stress/inputs). `cases` returns
+the files of a folder, each with its reader. `check` asserts that a reader of a damaged folder either reads it or raises one
 short sentence that names what it was given.
 """
 
@@ -37,13 +37,16 @@ from asynctile.layers.report import number_in
 from asynctile.layers.tokenizer import open_tokenizer
 from asynctile.storage.checksums import CHECKSUMS, check_files
 
-#: What comes out of a file is cut before it is said.
+#: Text from a file is cut before it goes into a message.
 LONGEST_MESSAGE = 2500
 
 
 @dataclass(frozen=True)
 class Case:
-    """files: content by name in a folder. read: what reads the folder. named: every sentence says where the file is."""
+    """The files of a folder and their reader.
+
+    files: content by name. read: reads the folder. named: every message says where the file is.
+    """
 
     files: dict[str, bytes]
     read: Callable[[Path], Any]
@@ -98,7 +101,7 @@ def _read_options(folder: Path) -> None:
 
 @cache
 def cases() -> dict[str, Case]:
-    """By name. Made once: a model is trained for it."""
+    """Return the cases by name. Cached, because they need a trained model."""
     with tempfile.TemporaryDirectory() as name:
         prey = Prey(Path(name), lambda words: End(status=main(words), out=b"", err=b"", seconds=0, nbytes=0))
         run = prey.original("run")
@@ -106,14 +109,14 @@ def cases() -> dict[str, Case]:
         return {
             "model": Case(_files(prey.original("model"), *saved), _read_model),
             "shards": Case(_files(prey.original("shards"), "config.json", "model*"), _read_model),
-            "checkpoint": Case(_files(run / NEWEST, *saved), _read_checkpoint),  # no checksums: damage comes further
+            "checkpoint": Case(_files(run / NEWEST, *saved), _read_checkpoint),  # no checksums: damage gets further
             "checksums": Case(_files(run / NEWEST, *saved, CHECKSUMS), lambda it: check_files(it, saved, limit=1 << 26)),
-            "run": Case(_files(run, "run.json", "metrics.jsonl"), _read_run, named=False),  # options as they are typed
+            "run": Case(_files(run, "run.json", "metrics.jsonl"), _read_run, named=False),  # options as typed
             "tokens": Case(_files(run / "tokens", "*"), _read_tokens),
             "tokenizer": Case(_files(run, "tokenizer.json"), _read_tokenizer),
             "tokenizer of GPT-2": Case(_files(prey.original("vocabulary"), "*"), _read_tokenizer),
             "documents": Case(_files(prey.original("data"), "c.jsonl"), _read_lines),
-            "options": Case(_files(prey.original("options"), "*"), _read_options, named=False),  # as well
+            "options": Case(_files(prey.original("options"), "*"), _read_options, named=False),  # options as typed
         }  # fmt: skip
 
 
@@ -123,20 +126,21 @@ def _files(folder: Path, *patterns: str) -> dict[str, bytes]:
 
 
 def damaged(random: Random, file: str) -> Callable[[Path], None]:
-    """Return what damages `file` of a folder, as `random` decides."""
+    """Return a function that damages `file` of a folder, as `random` decides."""
     return lambda folder: spoil(
         Site(path=folder / file, name=file, twin=folder / file, outside=folder / "outside", chance=random)
     )
 
 
 def holding(file: str, content: bytes) -> Callable[[Path], object]:
-    """Return what gives `file` of a folder this content."""
+    """Return a function that gives `file` of a folder this content."""
     return lambda folder: (folder / file).write_bytes(content)
 
 
 def check(case: Case, damage: Callable[[Path], object]) -> str | None:
-    """Let a case read its folder after `damage` of it; returns what the reader said, None if it read. Raises AssertionError, or
-    what should not have been raised.
+    """Let a case read its folder after `damage`; return the reader's message, or None if it read the folder.
+
+    Raises AssertionError for a message that breaks the rules, and passes on any exception that a reader must not raise.
     """
     folder = Path(tempfile.mkdtemp(prefix="read"))
     try:
@@ -148,7 +152,7 @@ def check(case: Case, damage: Callable[[Path], object]) -> str | None:
                 warnings.simplefilter("ignore", UserWarning)
                 case.read(folder)
         except (AsynctileError, ValueError, OSError) as error:
-            # What is said of options reaches people through the program alone, which escapes.
+            # Messages about options reach people only through the program, which escapes them.
             said = str(error) if case.named and not isinstance(error, OSError) else one_line(error)
             assert len(said) <= LONGEST_MESSAGE, f"{len(said)} characters: {said[:300]}"
             assert said.isprintable(), f"not to be printed: {said[:300]!r}"

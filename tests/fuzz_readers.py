@@ -1,10 +1,10 @@
-"""Let Atheris damage the files of one reader, guided by coverage, until it fails in another way than by one short sentence.
+"""Let Atheris damage one reader's files, guided by coverage, until the reader fails with more than one short sentence.
 
     pip install atheris
     python tests/fuzz_readers.py --minutes 15 --case model
 
-Ends the process at what it finds: an error of another kind, a message that is long or not to be printed, more than 10 s, or
-more than 2 GB. Damage that knows the formats: `asynctile stress --scenario inputs`.
+The process ends at the first finding: an exception of another kind, a message that is too long or not printable, more than 10
+s, or more than 2 GB. For damage that knows the formats, see `asynctile stress --scenario inputs`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def main() -> None:
 
 
 def fuzz(name: str, minutes: float) -> None:
-    """Atheris makes the bytes of a file, of which the first says which file."""
+    """Let Atheris make the bytes of a file; their first byte chooses the file."""
     import atheris
 
-    # Numba cannot compile what was instrumented.
+    # Numba cannot compile instrumented functions.
     kernels = [f"asynctile.kernels.cpu.{path.stem}" for path in (ROOT / "asynctile/kernels/cpu").glob("*.py")]
     with atheris.instrument_imports(include=["asynctile"], exclude=kernels):
         from tests.damage import cases, check, holding

@@ -1,5 +1,4 @@
-"""The one place where tests and benchmarks reach inside an engine: for its device, links, driver, launches to watch; and for
-what is played.
+"""The only module through which tests and benchmarks reach inside an engine: its device, links, driver and current schedule.
 
 Another kernel is put in through `device_of(engine).kernels`.
 """
@@ -12,12 +11,12 @@ from asynctile.share import runtime_of
 
 
 def device_of(engine: Engine) -> Any:
-    """As the class that it is, since what is looked at is not in the contract of every device."""
+    """Return the engine's device, typed Any because tests look at attributes that not every device has."""
     return engine._life.device
 
 
 def schedule_of(engine: Engine) -> Schedule:
-    """That of the program which is played now."""
+    """Return the schedule of the program that the engine is playing."""
     bound = runtime_of(engine).schedules._attached
     assert bound is not None, "nothing is played"
     return bound.schedule

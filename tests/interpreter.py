@@ -1,7 +1,8 @@
-"""Runs a Program one entry after another, with every tile a NumPy array of its own: what the engine must agree with.
+"""An interpreter that runs a Program entry by entry, every tile a NumPy array: the engine must agree with it.
 
-No tiers, no evictions, no order but the program's. A temporary is NaN until it is written; an operand that an operation
-overwrites ("w") is made NaN again first; a temporary read before it was written is an error. Tiles of bf16 hold its bits.
+It has no tiers and no evictions, and keeps the program's order. A temporary is NaN until it is written. An operand that an
+operation overwrites ("w") is made NaN again first. Reading a temporary before it was written is an error. Tiles of bf16 hold
+its bits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.verbs import VERBS
 
 Array = NDArray[Any]
 
-#: Verbs of which several together overwrite a tile; the next verb that reads it finds what was left out.
+#: Verbs of which only several together overwrite a tile; the next verb that reads the tile shows what was left out.
 PARTIAL = {"embed_positions"}
 
 
@@ -34,13 +35,16 @@ BF16_NAN = 0x7FC0
 
 
 def values(array: Array) -> Array:
-    """The numbers of a tile's array."""
+    """Return the numbers of a tile's array, widened from bf16 if need be."""
     return from_bf16(array) if array.dtype == BF16 else array
 
 
 @dataclass
 class Interpreter:
-    """arrays: of persistent tiles between runs; kernels: by name, VERBS or a device's."""
+    """An interpreter of programs on NumPy arrays.
+
+    arrays: of persistent tiles, between runs. kernels: by name, either VERBS or a device's.
+    """
 
     arrays: dict[Tile, Array] = field(default_factory=dict)
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: VERBS)
@@ -65,7 +69,7 @@ class Interpreter:
         return dict(zip(program.numbers, numbers[:-1].tolist(), strict=True))
 
     def _execute(self, operation: Operation, arrays: dict[Tile, Array], numbers: Array) -> None:
-        """One operation; what it may only read must not change."""
+        """Run one operation, and assert that operands which it may only read are unchanged."""
         operands, before = [], []
         for tile, how in zip(operation.operands, operation.access, strict=True):
             if how == WRITE:
@@ -100,7 +104,7 @@ class Model:
         return model
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Weights from whole tensors; moments zero."""
+        """Set the weights from whole tensors and the moments to zero."""
         for name, parameter in self.parameters.items():
             for key, tile in parameter.weights.items():
                 piece = parameter.padded(state[name][parameter.index(*key)], *key)
@@ -111,11 +115,11 @@ class Model:
                     self.interpreter.arrays[moment] = np.zeros(tile.shape, np.float32)
 
     def state(self, family: str = "weights") -> dict[str, Array]:
-        """Whole tensors of "weights", "exp_avg" or "exp_avg_sq"."""
+        """Return whole tensors of "weights", "exp_avg" or "exp_avg_sq" by name."""
         return {name: self._gather(parameter, family) for name, parameter in self.parameters.items()}
 
     def logits(self, tokens: Array) -> Array:
-        """(B, T, V)."""
+        """Return logits of shape (B, T, V)."""
         rows = self._rows(tokens)
         flat = np.full((tokens.size, self.parameters.config.vocab_size), np.nan, np.float32)
         program = record("logits", self.parameters, rows)
@@ -147,7 +151,7 @@ class Model:
         kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
     ) -> tuple[float, float]:
-        """One update; the loss and the gradient's norm."""
+        """Do one update; return the loss and the gradient's norm."""
         rows = self._rows(tokens, micro_batches)
         program = record(kind, self.parameters, rows, kept=kept, on_host=on_host)
         hyper = (optimizer or AdamW()).hyper(step)
@@ -180,7 +184,7 @@ class Model:
 
 
 def batch_inputs(rows: Rows, tokens: Array, targets: Array, hyper: Array | None = None) -> dict[str, Array]:
-    """All inputs that any kind of program may have; tokens and targets (B, T)."""
+    """Return every input that any kind of program may have; tokens and targets have shape (B, T)."""
     inputs: dict[str, Array] = {}
     for row in rows:
         inputs[f"tokens[{row.index}]"] = tokens.reshape(-1)[rows.part(row)]

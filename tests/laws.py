@@ -1,4 +1,4 @@
-"""Which cases of an exhaustive test `make test` leaves to `make laws`: where a few already prove the same law."""
+"""Cases of an exhaustive test that `make test` leaves to `make laws`, because a few cases already prove the same law."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from functools import partial
 
 import pytest
 
-#: A case that only `make laws` runs; what `make test` runs has every value of each parameter, but not every combination.
+#: A case that only `make laws` runs. `make test` covers every value of each parameter, but not every combination.
 law = partial(pytest.param, marks=pytest.mark.laws)

@@ -14,7 +14,10 @@ from asynctile.storage.tile import Tile
 
 
 class Matmul:
-    """C = A B in n x n tiles of edge x edge; A and B are filled from a seed. on_host: of (i, j, k), what runs there."""
+    """C = A B in n x n tiles of edge x edge, A and B filled from a seed.
+
+    on_host: (i, j, k) -> whether that product of tiles runs on the host.
+    """
 
     def __init__(self, n=4, edge=32, seed=0, on_host=lambda i, j, k: False):
         self.n, self.edge, self.on_host = n, edge, on_host
@@ -69,7 +72,7 @@ class Matmul:
 
 
 async def product_in_ram(work):
-    """The bits that `work` must give wherever its tiles are: computed on cpu, with everything there."""
+    """Return the bits that `work` must give wherever its tiles are, computed on cpu with all tiles in RAM."""
     async with Engine("cpu") as engine:
         await work.prepare(engine)
         await work.run(engine)
@@ -77,6 +80,9 @@ async def product_in_ram(work):
 
 
 def engine_for(work, folder, device, slots, ram, prefetch=2, **more):
-    """An engine over a spill folder; slots: of the device (None: RAM is the device), ram: of RAM, in tiles of `work`."""
+    """Return an engine over a spill folder, with caps in tiles of `work`.
+
+    slots: tiles that fit on the device; None makes RAM the device. ram: tiles that fit in RAM.
+    """
     cap = None if slots is None else slots * work.nbytes
     return Engine(device, device_memory=cap, host_memory=ram * work.nbytes, spill=folder, prefetch=prefetch, **more)

@@ -1,6 +1,6 @@
-"""A GPT-2 in PyTorch, written anew with the Hugging Face names and layouts: what tests and benchmarks compare with.
+"""A GPT-2 in PyTorch with the Hugging Face names and layouts, written independently: tests and benchmarks compare with it.
 
-Needs torch (the extra `reference`); importing it without raises ImportError, so tests ask with pytest.importorskip.
+Needs torch (the extra `reference`). Without it the import raises ImportError, so tests ask with pytest.importorskip.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
 
 
 class ReferenceGPT2(nn.Module):
-    """Logits (B, T, V) of tokens (B, T), with the loss if targets (B, T) are given; the head is tied to wte."""
+    """A GPT-2 from tokens (B, T) to logits (B, T, V), with the loss if targets (B, T) are given; the head is tied to wte."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class ReferenceGPT2(nn.Module):
     def from_state(
         cls, config: GPT2Config, state: Mapping[str, NDArray[Any]], dtype: torch.dtype = torch.float32
     ) -> ReferenceGPT2:
-        """From {Hugging Face name: array}."""
+        """Build the model from {Hugging Face name: array}."""
         model = cls(config)
         model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
         return model.to(dtype)
@@ -115,25 +115,25 @@ class ReferenceGPT2(nn.Module):
         return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
     def logits(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """(B, T, V)."""
+        """Return logits of shape (B, T, V)."""
         with torch.no_grad():
             return self(_long(tokens))[0].numpy()
 
     def gradients(self, tokens: NDArray[Any], targets: NDArray[Any]) -> tuple[float, dict[str, NDArray[Any]]]:
-        """The mean loss and every gradient by name; those that were there before are dropped."""
+        """Return the mean loss and every gradient by name; earlier gradients are dropped."""
         self.zero_grad(set_to_none=True)
         loss = self(_long(tokens), _long(targets))[1]
         loss.backward()
         return loss.item(), {name: _gradient(value) for name, value in self.named_parameters()}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Every tensor by name."""
+        """Return a copy of every tensor by name."""
         return {name: value.detach().numpy().copy() for name, value in self.named_parameters()}
 
     def adamw(
         self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, **options: Any
     ) -> torch.optim.AdamW:
-        """PyTorch's AdamW that decays matrices only."""
+        """Return PyTorch's AdamW with weight decay on matrices only."""
         groups = [
             {"params": [p for p in self.parameters() if p.ndim == 2], "weight_decay": weight_decay},
             {"params": [p for p in self.parameters() if p.ndim != 2], "weight_decay": 0.0},

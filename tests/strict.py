@@ -1,9 +1,9 @@
-"""What a loop may not have to put up with, as a plugin: `pytest -p tests.strict`, which `make strict` runs under python -X dev.
+"""A plugin that fails tests which block a loop: `pytest -p tests.strict`, run by `make strict` under python -X dev.
 
-Every test that it is given runs on asyncio's loop and on uvloop, both in debug mode, and fails where code of asynctile blocks a
-loop that runs in that thread (a file, a lock that another holds, a sleep, a socket), be it the caller's or the engine's own, or
-where a callback keeps the caller's loop for 0.1 s. That tasks are awaited and files closed is asked of every test: warnings are
-errors.
+Every test runs on asyncio's loop and on uvloop, both in debug mode. A test fails where asynctile's code blocks a loop that runs
+in that thread, be it the caller's or the engine's own: by a file, a lock that another thread holds, a sleep or a socket. It
+also fails where a callback keeps the caller's loop for 0.1 s. Every test checks that tasks are awaited and files closed,
+because warnings are errors.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from blockbuster import blockbuster_ctx
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop,
 }  # fmt: skip
-#: By file, who may block a loop, and why.
+#: Functions that may block a loop, by file, with the reason.
 MEANT = {
-    # Asks the kernel how much memory is left, where nobody said: files that are not on a disk, half a millisecond.
-    "asynctile/engine.py": {"__init__", "write_trace"},  # write_trace: no coroutine; what it writes is the caller's to await
-    # Joins a thread that has said, as the last thing it does, that it ends.
+    # Asks the kernel how much memory is left if no cap was given. These files are not on a disk; it takes half a millisecond.
+    "asynctile/engine.py": {"__init__", "write_trace"},  # write_trace is no coroutine: its caller decides where it blocks
+    # Joins a thread whose last act is to say that it ends.
     "asynctile/loop/keeper.py": {"join"},
-    # Disk space is set aside where a place in the spill file is given out, before anything is moved there.
+    # Sets disk space aside when it gives out a place in the spill file, before anything is moved there.
     "asynctile/storage/spill.py": {"_grow"},
-    # What a save that was killed has left is looked at by tests, which call this as they are.
+    # Looks at what a killed save has left; only tests call it directly.
     "asynctile/storage/beside.py": {"recover_folder"},
 }
 
 
 @contextmanager
 def nothing_blocks() -> Iterator[None]:
-    """BlockingError where code of asynctile blocks the loop of its thread."""
+    """Raise BlockingError where asynctile's code blocks the loop of its thread."""
     with blockbuster_ctx("asynctile") as guard:
         for function in guard.functions.values():
             for file, names in MEANT.items():
@@ -45,7 +45,7 @@ def nothing_blocks() -> Iterator[None]:
 
 
 class Complaints(logging.Handler):
-    """What asyncio's debug mode says of this thread's loop."""
+    """A log of the warnings of asyncio's debug mode about this thread's loop."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

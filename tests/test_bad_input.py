@@ -1,6 +1,6 @@
-"""Bad input to a service, while a training, a server and a reader of events go on: one sentence each, and nothing is disturbed.
+"""Bad input to a service while a training, a server and a reader of events run: one sentence each, nothing is disturbed.
 
-Covers what reaches a service from outside, on one engine at once. Each argument by itself is tested where it is checked:
+Covers everything that reaches a service from outside, all on one engine. Each argument by itself is tested where it is checked:
 tests/layers/test_server.py, test_sampling.py, test_stopping.py; files and options in tests/cli.
 """
 
@@ -37,12 +37,12 @@ async def all_of(tokens: AsyncIterator[Any]) -> list[Any]:
 
 
 class Service:
-    """Two models on one engine: one is trained, the other is served."""
+    """Two models on one engine: one is trained, the other serves texts."""
 
     def __init__(self, engine: Engine, trainer: Trainer, server: Server, closed: Service | None = None) -> None:
         self.engine, self.trainer, self.server = engine, trainer, server
         self.model = trainer.model
-        #: another, whose engine is closed
+        #: another model, whose engine is closed
         self.closed = closed
 
     async def share(self, **sizes: Any) -> None:
@@ -77,7 +77,7 @@ async def foreign_tokenizer(service: Service) -> object:
 
 
 async def spoken(service: Service, text: str, tokenizer: Any = None) -> object:
-    """By a model of as many tokens as bytes have."""
+    """Generate with a model that has a token for each byte."""
     wide = await GPT2.create(service.engine, replace(CONFIG, vocab_size=256))
     try:
         async with wide.serve(tokenizer=tokenizer or ByteTokenizer()) as server:
@@ -138,9 +138,9 @@ BAD: list[tuple[str, Bad, type[Exception], str]] = [
     ("a closed engine opened", at_closed(lambda other: other.engine.open()), DeviceError, "opens once"),
 ]  # fmt: skip
 
-#: Written in several lines, and its truth value is an error of NumPy's own.
+#: Its repr takes several lines, and its truth value raises an error of NumPy's own.
 ARRAY = np.linspace(0, 1, 12).reshape(3, 4)
-#: By what is called with it, the arguments that take no array.
+#: Arguments that take no array, by the call that takes them.
 NO_ARRAYS: list[tuple[Callable[[Service, dict[str, Any]], Any], tuple[str, ...]]] = [
     (lambda service, more: Engine(**{"device": "emulated", **more}),
      ("device", "device_memory", "host_memory", "spill", "link_rate", "precision", "prefetch", "rates",
@@ -185,7 +185,7 @@ BAD += [
 
 
 async def course(bad: list[tuple[str, Bad, type[Exception], str]]) -> tuple[list[float], list[list[int]], list[Event]]:
-    """Losses of the training, texts of the server, and what a reader of two events got, with `bad` input between."""
+    """Return the training's losses, the server's texts and the events of a reader of two, with `bad` input in between."""
     async with Engine("cpu", host_memory="64MiB") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=5), AdamW(lr=1e-2))
         served = await GPT2.create(engine, CONFIG, seed=6)
@@ -218,11 +218,11 @@ async def test_bad_input_is_one_sentence_and_disturbs_nothing() -> None:
     undisturbed = await course([])
     assert (losses, texts) == undisturbed[:2]
     assert len(losses) == STEPS and len(texts[0]) == 6
-    # A reader that never looked got the last two events, and how many came before.
+    # A reader that never read gets the last two events, and the number of those before.
     assert len(told) == 2 and told[0].dropped > 0 and not told[1].dropped
 
 
-async def test_a_slow_reader_of_events_holds_up_nobody() -> None:
+async def test_a_slow_reader_of_events_delays_nobody() -> None:
     async with Engine("cpu", host_memory="64MiB") as engine:
         slow, quick = engine.events(limit=1), engine.events()
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=5), AdamW())
@@ -233,7 +233,7 @@ async def test_a_slow_reader_of_events_holds_up_nobody() -> None:
     assert sum(1 + event.dropped for event in await all_of(slow)) >= STEPS
 
 
-async def test_whole_numbers_of_numpy_are_seeds_like_any() -> None:
+async def test_numpy_integers_are_seeds_like_any_other() -> None:
     async with Engine("cpu", host_memory="64MiB") as engine:
         one, other = [await GPT2.create(engine, CONFIG, seed=seed) for seed in (3, np.uint8(3))]
         assert all(np.array_equal(a, b) for a, b in zip(*[(await m.state_dict()).values() for m in (one, other)], strict=True))

@@ -1,4 +1,4 @@
-"""Who is told of a run, in which order, on which thread, and what an exception in one of them leads to."""
+"""The order in which callbacks hear of a run, their thread, and the consequence of an exception in one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN = Run(folder=Path("runs/x"), options={"lr": 1e-3}, config={"n_layer": 2}, pa
 
 
 class Listening(Callback):
-    """Writes down what it is told, and on which thread."""
+    """A callback that records what it is told, and on which thread."""
 
     def __init__(self, name: str, told: list[Any]) -> None:
         self.name, self.told, self.threads = name, told, set[threading.Thread]()
@@ -60,7 +60,7 @@ async def tell_all(callbacks: Callbacks) -> None:
     await callbacks.end("finished")
 
 
-async def test_all_are_told_of_everything_in_turn_on_one_thread_that_is_not_the_loops() -> None:
+async def test_callbacks_hear_everything_in_turn_on_one_thread_beside_the_loop() -> None:
     told: list[Any] = []
     first, second = Listening("a", told), Listening("b", told)
     await tell_all(Callbacks([first, second]))
@@ -70,7 +70,7 @@ async def test_all_are_told_of_everything_in_turn_on_one_thread_that_is_not_the_
     assert thread is not threading.current_thread()
 
 
-async def test_a_callback_that_takes_over_nothing_may_be_told_everything() -> None:
+async def test_a_callback_that_overrides_nothing_may_be_told_everything() -> None:
     await tell_all(Callbacks([Callback()]))
 
 
@@ -82,7 +82,7 @@ async def test_without_callbacks_there_is_no_thread_and_nothing_is_awaited() -> 
     assert threading.active_count() == threads
 
 
-async def test_one_that_fails_is_named_with_its_line_and_the_end_is_told_to_those_that_were_told_of_the_begin() -> None:
+async def test_a_failing_callback_is_named_with_its_line_and_only_callbacks_that_began_hear_the_end() -> None:
     told: list[Any] = []
     first, last = Listening("first", told), Listening("last", told)
     callbacks = Callbacks([first, Failing(), last])
@@ -95,7 +95,7 @@ async def test_one_that_fails_is_named_with_its_line_and_the_end_is_told_to_thos
 
 
 @pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt])
-async def test_what_no_future_carries_out_of_a_thread_is_a_failure_like_others(error: type[BaseException]) -> None:
+async def test_an_error_that_no_future_carries_out_of_a_thread_is_a_failure_like_others(error: type[BaseException]) -> None:
     class Odd(Callback):
         def step(self, report: Any) -> None:
             raise error
@@ -108,7 +108,7 @@ async def test_what_no_future_carries_out_of_a_thread_is_a_failure_like_others(e
     await callbacks.end("failed")
 
 
-async def test_an_end_that_fails_keeps_it_from_no_other() -> None:
+async def test_a_callback_that_fails_at_the_end_does_not_keep_the_end_from_the_others() -> None:
     told: list[Any] = []
 
     class Late(Failing):
@@ -122,7 +122,7 @@ async def test_an_end_that_fails_keeps_it_from_no_other() -> None:
     assert told[-1] == ("last", "end finished")
 
 
-async def test_a_call_that_is_under_way_ends_before_a_cancellation_is_raised() -> None:
+async def test_a_running_callback_finishes_before_a_cancellation_is_raised() -> None:
     begun, may_end, told = asyncio.Event(), threading.Event(), []
     loop = asyncio.get_running_loop()
 

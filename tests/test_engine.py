@@ -25,7 +25,7 @@ def engine_for(work, kind, slots=None, **options):
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-async def test_a_program_gives_the_same_bits_wherever_its_tiles_were(kind, options):
+async def test_a_program_gives_the_same_bits_wherever_its_tiles_are(kind, options):
     work, again = Matmul(), Matmul()
     expected = await product_in_ram(work)
     async with engine_for(again, kind, **options) as engine:
@@ -107,7 +107,7 @@ async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
         await runtime_of(engine).synchronize()
 
 
-async def test_a_failing_kernel_fails_what_depends_on_it_and_the_engine_goes_on():
+async def test_a_failing_kernel_fails_its_dependents_and_the_engine_goes_on():
     work = Matmul()
     async with engine_for(work, "emulated", slots=6) as engine:
         await work.prepare(engine)

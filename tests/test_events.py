@@ -1,6 +1,6 @@
-"""What an engine tells and where, and what it logs.
+"""The events that an engine sends, who receives them, and what it logs.
 
-Readers themselves are tests/test_hub.py's, what models and trainings tell is tests/layers/test_telling.py's.
+Readers themselves are tested in tests/test_hub.py, events of models and trainings in tests/layers/test_telling.py.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from tests.settle import settle
 
 
 async def rest(reader):
-    """What it still gets of an engine that is closed."""
+    """Return the events that a closed engine still has for this reader."""
     return [event async for event in reader]
 
 
 async def holder_of(engine):
-    """A job that holds the engine, and what lets it end."""
+    """Start a job that holds the engine; return its task and the future that ends it."""
     go_on, held, here = Future(), asyncio.Event(), asyncio.get_running_loop()
 
     async def holds():
@@ -44,7 +44,7 @@ async def holder_of(engine):
     return task, go_on
 
 
-async def test_an_engine_tells_of_its_opening_and_closing_and_the_reading_ends_with_it(caplog):
+async def test_an_engine_tells_of_its_opening_and_closing_and_then_ends_its_readers(caplog):
     caplog.set_level(logging.INFO, logger="asynctile")
     reported = []
     engine = Engine("emulated", device_memory="1MiB", host_memory="8MiB", report=lambda *progress: reported.append(progress))
@@ -81,7 +81,7 @@ async def test_readers_on_several_loops_get_the_same():
     assert [type(event) for event in got] == [Opened, Closing]
 
 
-async def test_a_reader_that_never_reads_holds_up_nothing_and_learns_how_much_it_missed():
+async def test_a_reader_that_never_reads_delays_nothing_and_learns_how_much_it_missed():
     async with Engine("cpu") as engine:
         reader = engine.events(limit=2)
         for number in range(5):
@@ -91,7 +91,7 @@ async def test_a_reader_that_never_reads_holds_up_nothing_and_learns_how_much_it
     assert [(event.text, event.dropped) for event in got] == [("3", 3), ("4", 0)]
 
 
-async def test_a_limit_that_is_none_is_refused_and_nobody_listens():
+async def test_an_invalid_limit_is_refused_and_adds_no_reader():
     async with Engine("cpu") as engine:
         with pytest.raises(ValueError, match="limit is 0"):
             engine.events(limit=0)
@@ -99,7 +99,7 @@ async def test_a_limit_that_is_none_is_refused_and_nobody_listens():
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("eio_read", RETRY), ("eio_write", RETRY), ("flip_read", REPAIR)])
-async def test_a_transfer_that_came_through_in_the_end_is_told_and_logged(fault, kind, tmp_path, caplog):
+async def test_a_transfer_that_succeeds_after_retries_is_told_and_logged(fault, kind, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="asynctile.storage")
     faults, work = Faults(seed=3), Matmul()
     async with Engine("cpu", host_memory=6 * work.nbytes, spill=tmp_path, wrap_spill=faults.wrap) as engine:
@@ -113,7 +113,7 @@ async def test_a_transfer_that_came_through_in_the_end_is_told_and_logged(fault,
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", told[0].text)]
 
 
-async def test_a_cap_that_is_nearly_used_up_is_told_once_and_again_after_it_was_well_below(tmp_path):
+async def test_a_nearly_full_cap_is_told_once_and_again_only_after_it_was_well_below(tmp_path):
     tiles = [Tile(f"t{index}", (256, 1024), persistent=True) for index in range(5)]  # a MiB each
     async with Engine("cpu", host_memory="5MiB", spill_limit="64MiB", spill=tmp_path) as engine:
         reader = engine.events()
@@ -133,7 +133,7 @@ async def test_a_cap_that_is_nearly_used_up_is_told_once_and_again_after_it_was_
     assert "host_memory of 5.00 MiB is nearly used up: work that does not fit into the rest will be refused" in told[0].text
 
 
-async def test_a_cap_that_only_a_job_itself_uses_up_is_told_once():
+async def test_a_cap_that_only_the_job_itself_fills_is_told_once():
     work = Matmul(n=1)
     a, b, c = (work.tiles[name][0, 0] for name in "abc")
     program = Program("product")
@@ -157,7 +157,7 @@ async def test_a_cap_that_only_a_job_itself_uses_up_is_told_once():
     assert (told.tier, told.used_bytes, told.cap_bytes) == ("host_memory", 4 * work.nbytes, 4 * work.nbytes)
 
 
-async def test_a_cap_below_what_is_wanted_is_told_as_one_that_tiles_come_and_go_in():
+async def test_a_cap_below_the_working_set_is_told_as_one_with_evictions():
     work = Matmul()
     async with Engine("emulated", device_memory=6 * work.nbytes, host_memory="64MiB") as engine:
         reader = engine.events()
@@ -169,7 +169,7 @@ async def test_a_cap_below_what_is_wanted_is_told_as_one_that_tiles_come_and_go_
     assert "the working set is larger, so tiles are evicted and loaded again" in told.text
 
 
-async def test_ram_that_cannot_be_lent_and_who_wanted_it_is_told():
+async def test_ram_that_cannot_be_lent_is_told_with_the_name_of_the_borrower():
     async def borrow(nbytes):
         async with runtime_of(engine).exclusive():
             return runtime_of(engine).tiers.caps.borrow(nbytes, "somebody")
@@ -182,7 +182,7 @@ async def test_ram_that_cannot_be_lent_and_who_wanted_it_is_told():
     assert "has no room for 40.00 MiB for somebody, which goes on without it" in told.text
 
 
-async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over(monkeypatch):
+async def test_a_long_wait_is_told_while_it_lasts_and_when_it_is_over(monkeypatch):
     monkeypatch.setattr(run_ahead, "LONG_S", 0.0)
     async with Engine("cpu") as engine:
         reader = engine.events()
@@ -201,7 +201,7 @@ async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over
     assert after.waiting_jobs == 0
 
 
-async def test_a_wait_that_is_short_is_counted_and_never_told():
+async def test_a_short_wait_is_counted_and_never_told():
     loops = []
 
     def make_loop():
@@ -220,7 +220,7 @@ async def test_a_wait_that_is_short_is_counted_and_never_told():
     assert [type(event) for event in await rest(reader)] == [Closing]
 
 
-async def test_whoever_waits_for_lent_ram_is_told_by_name(monkeypatch):
+async def test_an_event_names_the_holder_of_lent_ram_that_others_wait_for(monkeypatch):
     monkeypatch.setattr(run_ahead, "LONG_S", 0.0)
 
     async def borrow():
@@ -241,7 +241,7 @@ async def test_whoever_waits_for_lent_ram_is_told_by_name(monkeypatch):
     assert "Runtime.reserve waits for RAM, but 30.00 MiB is lent to the save of a model" in told.text
 
 
-async def test_a_stall_is_told_as_it_is_raised():
+async def test_a_stall_is_told_when_it_is_raised():
     async with Engine("cpu", watchdog=0.2) as engine:
         reader = engine.events()
         holder, go_on = await holder_of(engine)

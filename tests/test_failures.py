@@ -1,4 +1,4 @@
-"""What a failure below leaves: faults of the disk, stalls, refused memory, cancellation; never a wrong byte."""
+"""The state that faults of the disk, stalls, refused memory and cancellation leave behind: never a wrong byte."""
 
 import asyncio
 import errno
@@ -29,11 +29,11 @@ async def test_faults_that_pass_change_no_bit(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["flip_written", "lost_write", "torn_write", "enospc"])
 @pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
-async def test_bytes_that_the_disk_lost_are_an_error_that_names_them_and_never_a_result(kind, place, tmp_path):
+async def test_bytes_lost_by_the_disk_raise_an_error_that_names_them(kind, place, tmp_path):
     faults, work = Faults(seed=3), Matmul()
     async with engine_for(work, tmp_path, *place, wrap_spill=faults.wrap) as engine:
         await work.prepare(engine)
-        faults.arm(kind, after=3)  # one of a result: what is written before them is written anew
+        faults.arm(kind, after=3)  # one of a result: the tiles before it are written anew
         with pytest.raises(TierError, match=r"tile [abc]\[\d,\d\]: .*spill.* offset \d+"):
             await several_runs(work, engine)
 
@@ -81,7 +81,10 @@ async def test_memory_that_the_system_refuses_is_an_error_and_the_engine_goes_on
 
 
 class Deaf:
-    """A disk that stops answering: once `hangs` is set, reads, or what `transfer` names, wait for `answer`; `asked` by one."""
+    """A disk that stops answering.
+
+    Once `hangs` is set, every read, or every call of the kind that `transfer` names, sets `asked` and waits for `answer`.
+    """
 
     def __init__(self, transfer="preadv"):
         self.hangs, self.asked, self.answer = threading.Event(), threading.Event(), threading.Event()
@@ -101,10 +104,10 @@ class Deaf:
 
 
 @pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
-async def test_a_disk_that_stops_answering_is_named_with_who_waits_and_the_engine_closes(place, tmp_path):
+async def test_a_disk_that_stops_answering_is_named_with_the_waiting_work_and_the_engine_closes(place, tmp_path):
     deaf, work = Deaf(), Matmul()
     async with engine_for(work, tmp_path, *place, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
-        engine.plays = False  # so that operations are enqueued before what they need: tiles of a plan come to its start first
+        engine.plays = False  # so that operations are enqueued before their operands: tiles of a plan get to its start first
         await work.prepare(engine)
         await work.run(engine)
         deaf.hangs.set()
@@ -173,7 +176,7 @@ async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_
 
 
 @pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 3)], ids=str)
-async def test_a_read_that_failed_is_tried_afresh_the_next_time(place, tmp_path):
+async def test_a_failed_read_is_tried_afresh_the_next_time(place, tmp_path):
     faults, work = Faults(seed=3), Matmul()
     async with engine_for(work, tmp_path, *place, wrap_spill=faults.wrap) as engine:
         await work.prepare(engine)
@@ -239,7 +242,7 @@ async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_p
             assert (found == 7).all() or np.array_equal(found, work.part(work.a, *key)), tile.name
 
 
-async def test_an_engine_closes_although_nobody_waits_for_what_hangs(tmp_path):
+async def test_an_engine_closes_although_nobody_waits_for_its_hanging_work(tmp_path):
     deaf, work = Deaf(), Matmul()
     async with asyncio.timeout(20):
         async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
@@ -250,7 +253,7 @@ async def test_an_engine_closes_although_nobody_waits_for_what_hangs(tmp_path):
     deaf.answer.set()
 
 
-async def test_opening_that_is_cancelled_leaves_the_folder_free(tmp_path):
+async def test_a_cancelled_opening_leaves_the_folder_free(tmp_path):
     for ticks in range(6):
         opening = asyncio.create_task(Engine("cpu", spill=tmp_path).__aenter__())
         for _ in range(ticks):

@@ -1,4 +1,4 @@
-"""A forked child of a process with an open engine: told at once, harmless to its parent, free to open an engine of its own."""
+"""A forked child of a process with an open engine: refused at once, harmless to its parent, free to open its own engine."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# pytest's own threads and warnings stay out of it: each engine is opened, forked and used in an interpreter of its own.
+# Each engine is opened, forked and used in an interpreter of its own, away from pytest's threads and warnings.
 PROGRAM = """
 import asyncio, multiprocessing, os, sys, tempfile, warnings
 

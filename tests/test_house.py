@@ -1,4 +1,4 @@
-"""The rules of the house, held by reading the sources: floors and who may import whom, how long a file may be, one version.
+"""House rules, checked by reading the sources: floors and their imports, the length of files, names of tests, one version.
 
 Reads every module's syntax tree and imports nothing of asynctile but its version. What modules do is tested elsewhere.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: From below to above: what is on a floor imports from that floor and from those below it. `system`: what asks nothing of
-#: the others but errors; `engine`: the modules that users open.
+#: From bottom to top: a module imports from its own floor and from the floors below. `system` imports nothing but errors;
+#: `engine` has the modules that users open.
 FLOORS = (
     "storage", "system", "program", "ops", "kernels", "schedule", "streams", "play", "device", "memory", "loop", "replay",
     "run", "repeat", "measure", "engine", "layers", "cli",
 )  # fmt: skip
-#: The floor of each module that stands in asynctile/ itself.
+#: The floor of each module directly in asynctile/.
 AT_THE_TOP = {
     "asynctile": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system", "asynctile.callbacks": "layers",
     "asynctile.engine": "engine", "asynctile.errors": "system", "asynctile.events": "system", "asynctile.runtime": "engine",
@@ -32,37 +32,40 @@ AT_THE_TOP = {
     "asynctile.metrics": "engine", "asynctile.on_demand": "system", "asynctile.share": "engine", "asynctile.starting": "system",
     "asynctile.threads": "system", "asynctile.traced": "engine",
 }  # fmt: skip
-#: What is decided here is a function of the program: no clock, no thread, no loop, no file.
+#: Floors whose decisions are functions of the program: no clock, no thread, no loop, no file.
 PURE = ("program", "schedule")
-#: What compiles some of it: it finds a folder for machine code and reads sources, and none of that decides.
+#: Compiles some of these decisions: it finds a folder for machine code and reads sources, and decides nothing itself.
 COMPILER = {"asynctile.kernels.cpu.jit"}
-#: Modules with which one waits, runs beside others, or tells the time.
+#: Modules that wait, run work side by side, or tell the time.
 NOT_PURE = {
     "aiofiles", "asyncio", "concurrent", "ctypes", "mmap", "multiprocessing", "os", "pathlib", "psutil", "queue", "random",
     "select", "selectors", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
 }  # fmt: skip
-#: What a module that touches no bytes may have of NumPy: names of types.
+#: The names that a module which touches no bytes may use of NumPy: types.
 TYPES = {"dtype", "float32", "uint16"}
-#: Modules of pure floors that compute with arrays of offsets and times, of which there are many; still none of a tile's bytes.
+#: Modules of pure floors that compute with large arrays of offsets and times; they touch no bytes of tiles either.
 ARITHMETIC = {"asynctile.schedule.state", "asynctile.schedule.uses", "asynctile.schedule.walk"}
+#: Lines of a file, unless its docstring says why it is longer.
 LONGEST = 500
-#: Names of more than one class. A player is one on purpose: the protocol and what keeps it.
+#: A test's name has fewer characters.
+LONGEST_NAME = 90
+#: Names that more than one class may have. Player is shared on purpose: by the protocol and by the class that implements it.
 SHARED_NAMES = {"Block", "Player", "Recording"}
 
 
 def floor_of(module: str) -> str:
-    """Which of FLOORS a module such as `asynctile.layers.mlp` belongs to."""
+    """Return the floor of a module such as `asynctile.layers.mlp`."""
     return AT_THE_TOP.get(module) or module.split(".")[1]
 
 
 def sources() -> dict[str, Path]:
-    """Every module of the package: its dotted name and its file, through no link."""
+    """Return the file of every module of the package by its dotted name, without following links."""
     found = {}
     for name, folder in (("asynctile", "asynctile"), ("asynctile.layers", "layers"), ("asynctile.storage", "storage")):
         for path in sorted((ROOT / folder).rglob("*.py")):
             inner = path.relative_to(ROOT / folder).with_suffix("").parts
             if folder == "asynctile" and inner[0] in ("layers", "storage"):
-                continue  # the links
+                continue  # the links layers and storage
             found[".".join((name, *inner)).removesuffix(".__init__")] = path
     return found
 
@@ -72,7 +75,7 @@ TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every name that a source imports, deferred imports and those for types included: `a.b` of `from a import b`."""
+    """Yield every name that a source imports, deferred and type-only imports included; `from a import b` yields `a.b`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,20 +84,20 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def imports_of(module: str) -> set[str]:
-    """The modules of asynctile that a module imports."""
+    """Return the modules of asynctile that a module imports."""
     names = {name for name in imported(TREES[module]) if name.split(".")[0] == "asynctile"}
-    # `from asynctile import cli` names a module below, `from asynctile import Engine` does not.
+    # `from asynctile import cli` names a module, `from asynctile import Engine` does not.
     return {name if name in SOURCES else name.rpartition(".")[0] for name in names}
 
 
 def from_above(module: str, names: Iterable[str]) -> list[str]:
-    """Those of the modules `names` that stand on a floor above that of `module`."""
+    """Return the modules among `names` that stand on a higher floor than `module`."""
     rank = FLOORS.index(floor_of(module))
     return sorted(name for name in names if FLOORS.index(floor_of(name)) > rank)
 
 
 def all_below(module: str) -> set[str]:
-    """A module, what it imports, what those import, and so on; but for COMPILER."""
+    """Return a module and everything that it imports, directly or indirectly, except COMPILER."""
     found, ahead = {module}, [module]
     while ahead:
         new = imports_of(ahead.pop()) - found - COMPILER
@@ -104,7 +107,7 @@ def all_below(module: str) -> set[str]:
 
 
 def impure(tree: ast.AST) -> list[str]:
-    """What a source does that belongs to asyncio, threads, the clock or files."""
+    """Return the parts of a source that belong to asyncio, threads, the clock or files."""
     found = [name for name in imported(tree) if name.split(".")[0] in NOT_PURE]
     for node in ast.walk(tree):
         if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
@@ -115,7 +118,7 @@ def impure(tree: ast.AST) -> list[str]:
 
 
 def bytes_touched(tree: ast.AST) -> list[str]:
-    """What a source has of NumPy beyond types, and the arrays of tiles and slots' memory that it names."""
+    """Return the names that a source uses of NumPy beyond types, and every mention of a tile's array or a slot's memory."""
     found = [name for name in imported(tree) if name.split(".")[0] == "numpy" and name != "numpy"]
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
@@ -145,7 +148,7 @@ def test_imports_run_one_way(module: str) -> None:
 
 @pytest.mark.parametrize("floor", PURE)
 def test_a_pure_floor_runs_without_a_loop_a_thread_a_clock_or_a_file(floor: str) -> None:
-    """Nor does anything that it imports, storage/ledger.py for instance. The __init__ of a package above does not count."""
+    """Everything that the floor imports counts too, such as storage/ledger.py. The __init__ of a package above does not."""
     below = set().union(*(all_below(module) for module in SOURCES if floor_of(module) == floor))
     wrong = {module: found for module in sorted(below) if (found := impure(TREES[module]))}
     assert not wrong, f"{floor}/ is pure, and with it all that it imports: {wrong}"
@@ -153,12 +156,12 @@ def test_a_pure_floor_runs_without_a_loop_a_thread_a_clock_or_a_file(floor: str)
 
 @pytest.mark.parametrize("module", sorted(module for module in SOURCES.keys() - ARITHMETIC if floor_of(module) in PURE))
 def test_a_pure_floor_touches_no_bytes(module: str) -> None:
-    """It names types of NumPy, makes and reads no array, and asks no tile or slot for one; devices and streams are above it."""
+    """A pure module may name NumPy's types. It makes and reads no array and asks no tile or slot for one."""
     found = bytes_touched(TREES[module])
     assert not found, f"{module}: {found}"
 
 
-def test_the_rules_of_floors_bite() -> None:
+def test_the_rules_for_floors_find_violations() -> None:
     assert from_above("asynctile.schedule.walk", ["asynctile.streams.event"]) == ["asynctile.streams.event"]
     assert from_above("asynctile.run.lane", ["asynctile", "asynctile.memory.tier"]) == ["asynctile"]
     assert from_above("asynctile.storage.tile", ["asynctile.errors"]) and not from_above("asynctile.cli", SOURCES)
@@ -171,7 +174,7 @@ def test_the_rules_of_floors_bite() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports that are deferred into a function or stand under TYPE_CHECKING count: they only hide a circle."""
+    """Imports deferred into a function or placed under TYPE_CHECKING count: they only hide a circle."""
     below = {module: imports_of(module) - {module} for module in SOURCES}
     try:
         tuple(TopologicalSorter(below).static_order())
@@ -181,7 +184,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", sorted(SOURCES))
 def test_imports_are_absolute(module: str) -> None:
-    """By the package's name, neither by dots nor by the name that a folder has in a checkout."""
+    """Modules import by the package's name, neither by dots nor by the name that a folder has in a checkout."""
     for node in ast.walk(TREES[module]):
         assert not isinstance(node, ast.ImportFrom) or not node.level, f"{module} line {node.lineno}"
     assert not {name.split(".")[0] for name in imported(TREES[module])} & {"layers", "storage"}
@@ -213,13 +216,13 @@ def test_a_long_file_says_why() -> None:
 
 
 def missing_files(text: str, there: set[str]) -> list[str]:
-    """Files of Python that a text speaks of, by the end of their path, and that are not among `there`."""
+    """Return the Python files that a text names and that are not in `there`, matched by the end of their path."""
     named = re.findall(r"(?<![\w/.{}<>*-])(?:[a-z_]\w*/)*[a-z_]\w*\.py\b", text)
     return [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
 
 
-def test_files_that_sources_and_guides_speak_of_are_there() -> None:
-    """A file that moved takes what is said of it along."""
+def test_files_named_in_sources_and_guides_exist() -> None:
+    """A file that moves takes its mentions along."""
     folders = ("asynctile", "layers", "storage", "tests", "bench", "examples")
     paths = [path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     there = {f"/{path}" for path in paths} | {f"/asynctile/{path}" for path in paths}
@@ -230,17 +233,24 @@ def test_files_that_sources_and_guides_speak_of_are_there() -> None:
 
 
 def test_each_folder_of_modules_is_a_package() -> None:
-    """setuptools leaves a folder without __init__.py out of the wheel, silently."""
+    """setuptools silently leaves a folder without __init__.py out of the wheel."""
     without = {path.parent for path in SOURCES.values() if not (path.parent / "__init__.py").exists()}
     assert not without
 
 
-def test_a_name_is_one_class() -> None:
+def test_a_class_name_is_used_once() -> None:
     counts = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in counts.items() if count > 1} <= SHARED_NAMES
 
 
-def test_one_version() -> None:
+def test_names_of_tests_have_fewer_than_90_characters() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = re.findall(r"def (test_\w+)", path.read_text())
+        long = [name for name in names if len(name) >= LONGEST_NAME]
+        assert not long, f"{path.relative_to(ROOT)} has tests with names of {LONGEST_NAME} or more characters: {long}"
+
+
+def test_the_package_and_the_project_have_one_version() -> None:
     import asynctile
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,6 +1,6 @@
-"""Readers of events without an engine: what a reader gets, what it misses, and that nothing of it is left behind.
+"""Readers of events without an engine: the events a reader gets and misses, and that it leaves nothing behind.
 
-What an engine tells is tests/test_events.py's.
+The events of an engine are tested in tests/test_events.py.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ def tell_all(hub, *texts):
 
 
 async def rest(reader):
-    """All that it still gets; the hub is closed, or this would wait."""
+    """Return all events that are left for the reader; waits for ever unless the hub is closed."""
     return [event async for event in reader]
 
 
@@ -52,7 +52,7 @@ async def test_an_event_cannot_be_changed():
         event.at = 0.0
 
 
-async def test_what_was_told_before_the_first_reader_is_not_kept_and_a_reader_of_a_closed_hub_is_over():
+async def test_events_before_the_first_reader_are_dropped_and_readers_of_a_closed_hub_end():
     hub = Hub()
     tell_all(hub, "before")
     reader = hub.reader()
@@ -75,7 +75,7 @@ def test_nothing_is_built_while_nobody_listens():
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 7)))
-def test_of_what_is_too_much_the_oldest_goes_and_is_counted_by_the_next_that_is_read(limit, bursts):
+def test_when_too_many_wait_the_oldest_events_go_and_the_next_one_read_counts_them(limit, bursts):
     async def read():
         hub, told = Hub(), 0
         slow, quick = hub.reader(limit), hub.reader(1000)
@@ -93,12 +93,12 @@ def test_of_what_is_too_much_the_oldest_goes_and_is_counted_by_the_next_that_is_
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True, "many"])
-def test_a_limit_that_is_none_is_refused(limit):
+def test_an_invalid_limit_is_refused(limit):
     with pytest.raises(ValueError, match=r"limit is .*: expected how many events may wait for their reader, at least 1"):
         Hub().reader(limit)
 
 
-async def test_a_reader_that_waits_is_woken_from_any_thread_and_a_wait_that_is_cancelled_loses_nothing():
+async def test_any_thread_wakes_a_waiting_reader_and_a_cancelled_wait_loses_nothing():
     hub = Hub()
     reader = hub.reader()
     for text in ("a", "b"):
@@ -165,7 +165,7 @@ async def test_a_reader_that_is_closed_while_a_task_waits_for_it_ends_that_task(
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, new_loop])
-def test_a_reader_whose_loop_is_closed_while_it_waits_is_forgotten_and_the_others_go_on(make_loop):
+def test_a_reader_whose_loop_closes_while_it_waits_is_forgotten_and_the_others_go_on(make_loop):
     hub = Hub()
     dead, other = hub.reader(), hub.reader()
     loop = make_loop()
@@ -195,8 +195,8 @@ async def test_many_threads_may_tell_at_once():
         assert [text for text in texts if text[0] == name] == [f"{name}{n}" for n in range(told)]
 
 
-def test_a_reader_that_the_collector_takes_while_something_is_told_disturbs_nobody():
-    """Wherever that comes by: some Pythons collect where a container is made."""
+def test_a_reader_collected_as_garbage_while_an_event_is_told_disturbs_nobody():
+    """The collection may come anywhere: some Pythons collect where a container is made."""
     before, event = gc.get_threshold(), Closing(ENGINE)
     for threshold in range(1, 60):
         hub = Hub()

@@ -1,7 +1,7 @@
-"""The laws of files of CONTRIBUTING.md, as far as sources show them: who writes at all, and that nothing read is run.
+"""The laws of files of CONTRIBUTING.md, as far as sources show them: few modules write, and no data is run as code.
 
-Whether links are followed is tests/storage/test_inside.py and tests/cli/test_links.py; what run.json may say
-tests/cli/test_precedence.py; limits of readers tests/storage/test_input.py.
+Whether links are followed is tested in tests/storage/test_inside.py and tests/cli/test_links.py, the content of run.json in
+tests/cli/test_precedence.py, the limits of readers in tests/storage/test_input.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.test_house import SOURCES
 
-#: Who makes, renames or removes names, and on whose word. Everybody else goes through them.
+#: The modules that make, rename or remove names, and on whose word. Every other module goes through them.
 WRITERS = {
     "asynctile.storage.inside": "in a folder held open",
     "asynctile.storage.beside": "in a folder held open",
@@ -31,9 +31,9 @@ CHANGES = {
     "rename", "renames", "unlink", "rmdir", "mkdir", "makedirs", "remove", "removedirs", "rmtree", "symlink", "link",
     "symlink_to", "hardlink_to", "touch", "write_text", "write_bytes", "mkdtemp", "mkstemp", "copytree", "copyfile", "move",
 }  # fmt: skip
-#: Methods of lists, sets, arrays and plans, which have the same names.
+#: Methods that lists, sets, arrays and plans have under the same name.
 PLAIN = {"remove", "move"}
-#: What makes code of data: modules, and calls.
+#: Modules and calls that turn data into code.
 RUN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code"}
 RUNS = {("", "eval"), ("", "exec"), ("", "compile"), ("", "__import__"), ("np", "load"), ("numpy", "load"), ("torch", "load")}
 
@@ -43,7 +43,7 @@ def calls(path: Path) -> Iterator[ast.Call]:
 
 
 def name_of(call: ast.Call) -> tuple[str, str]:
-    """(what it is called on, "?" if that is no plain name; the function)"""
+    """Return (the object it is called on, "?" if that is no plain name; the function)."""
     if isinstance(call.func, ast.Attribute):
         return (call.func.value.id if isinstance(call.func.value, ast.Name) else "?", call.func.attr)
     return "", call.func.id if isinstance(call.func, ast.Name) else ""
@@ -61,7 +61,7 @@ def is_change(call: ast.Call) -> bool:
     return name in CHANGES and (name not in PLAIN or on in ("os", "shutil"))
 
 
-def test_names_are_changed_by_few() -> None:
+def test_only_the_listed_modules_make_rename_or_remove_files() -> None:
     found = {
         f"{module} line {call.lineno}: {ast.unparse(call)[:80]}"
         for module, path in SOURCES.items() if module not in WRITERS and not module.startswith("asynctile.cli.stress")
@@ -70,7 +70,7 @@ def test_names_are_changed_by_few() -> None:
     assert not found
 
 
-def test_the_list_of_who_writes_has_no_others() -> None:
+def test_every_listed_writer_writes() -> None:
     assert [module for module in WRITERS if not any(map(is_change, calls(SOURCES[module])))] == []
 
 
@@ -82,6 +82,6 @@ def imported_by(path: Path) -> Iterator[str]:
             yield (node.module or "").split(".")[0]
 
 
-def test_nothing_that_is_read_is_run() -> None:
+def test_no_data_is_run_as_code() -> None:
     assert {module: found for module, path in SOURCES.items() if (found := RUN.intersection(imported_by(path)))} == {}
     assert {module: name_of(call) for module, path in SOURCES.items() for call in calls(path) if name_of(call) in RUNS} == {}

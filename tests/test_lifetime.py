@@ -1,4 +1,4 @@
-"""Opening and closing an engine, cancelled at any turn; calls whose callers go; who holds what when something hangs."""
+"""Opening and closing an engine with cancellations at any turn, callers that go away, and the holder of a stuck engine."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ def blas():
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_closing_is_whole_however_often_it_is_cancelled(tmp_path, times):
+async def test_closing_is_complete_however_often_it_is_cancelled(tmp_path, times):
     before = blas()
     for turns in range(8):
         inside = asyncio.Event()
@@ -41,7 +41,7 @@ async def test_closing_is_whole_however_often_it_is_cancelled(tmp_path, times):
             await asyncio.sleep(0)
         met = False
         for _ in range(times):
-            met = task.cancel() or met  # closing may have ended by then
+            met = task.cancel() or met  # closing may be done by then
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError) if met else nullcontext():
             await task
@@ -65,7 +65,7 @@ async def test_a_job_that_runs_when_the_engine_closes_is_told_so():
 
 
 @pytest.mark.parametrize("moment", ["under way", "just made"])
-async def test_what_was_made_for_a_caller_that_is_cancelled_is_undone(moment):
+async def test_a_result_made_for_a_cancelled_caller_is_undone(moment):
     undone, made, caller = [], threading.Event(), []
 
     async def job():
@@ -93,7 +93,7 @@ async def test_what_was_made_for_a_caller_that_is_cancelled_is_undone(moment):
     assert undone == ["a model"]
 
 
-async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_what_was_made_for_it_is_undone(caplog):
+async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_its_result_is_undone(caplog):
     began, go_on, undone = threading.Event(), threading.Event(), threading.Event()
 
     async def job():
@@ -126,7 +126,7 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_what_was
 
 
 @pytest.mark.parametrize("then", ["cancelled again", "thrown away"])
-async def test_what_undoes_for_a_caller_that_was_cancelled_goes_to_its_end_whatever_else_befalls_the_caller(then, caplog):
+async def test_undoing_for_a_cancelled_caller_completes_whatever_else_befalls_the_caller(then, caplog):
     go_on, over, outcome = threading.Event(), threading.Event(), []
 
     def elsewhere():
@@ -171,7 +171,7 @@ async def test_what_undoes_for_a_caller_that_was_cancelled_goes_to_its_end_whate
     assert not caplog.records
 
 
-async def test_whoever_holds_the_engine_for_ever_is_named():
+async def test_a_job_that_holds_the_engine_for_ever_is_named():
     async def holds():
         async with runtime_of(engine).exclusive():
             here.call_soon_threadsafe(held.set)
@@ -188,7 +188,7 @@ async def test_whoever_holds_the_engine_for_ever_is_named():
         await runtime_of(engine).synchronize()
 
 
-async def test_who_waits_and_is_cancelled_holds_nothing_and_the_others_come_in_order():
+async def test_a_cancelled_waiter_holds_nothing_and_the_others_come_in_order():
     order = []
 
     async def job():
@@ -230,8 +230,8 @@ async def give_back(loan):
     loan.give_back()
 
 
-async def test_an_engine_is_closed_though_what_its_user_does_when_thrown_away_fails(monkeypatch):
-    """A block inside that cannot end without its loop raises something else than GeneratorExit."""
+async def test_an_engine_closes_even_if_its_users_block_fails_when_thrown_away(monkeypatch):
+    """A block inside that cannot end without its loop raises something other than GeneratorExit."""
 
     async def live():
         async with Engine("cpu"):

@@ -1,4 +1,4 @@
-"""Trainings in processes that may not take all the memory of the machine: without a cap they end well, or say what to do."""
+"""Trainings in processes whose memory is limited: without a cap they end well, or say what to do."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ asyncio.run(main())
 
 
 def train_under(**limits):
-    """Train a small model, and one that does not fit; returns what the second was told without a folder."""
+    """Train a small model and one that does not fit; return the message that the second got without a spill folder."""
     ran = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(limits)], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, (ran.returncode, ran.stderr)
     return json.loads(ran.stdout)
@@ -79,7 +79,7 @@ def test_a_limit_of_address_space_is_the_default_cap(name, argument):
 
 @contextlib.contextmanager
 def memory_group(nbytes):
-    """The file to write a process's id to that is to live with `nbytes` of RAM; skips where nobody may make such a group."""
+    """Return the file that takes the id of a process to limit to `nbytes` of RAM; skip where such a group cannot be made."""
     for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         group = Path(root) / f"asynctile-test-{os.getpid()}"
         try:

@@ -1,4 +1,4 @@
-"""An engine's numbers as Prometheus reads them: names, labels and values at each scrape, in a registry of its own."""
+"""An engine's numbers as Prometheus reads them: names, labels and values at each scrape, from a separate registry."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ TOKENS = np.arange(16).reshape(2, 8)
 
 
 def scraped(found):
-    """Every sample of a scrape as Prometheus parses it, by name and labels."""
+    """Return every sample of a scrape as Prometheus parses it, by name and labels."""
     families = text_string_to_metric_families(generate_latest(found).decode())
     return {(sample.name, *sorted(sample.labels.items())): sample.value for family in families for sample in family.samples}
 
@@ -33,7 +33,7 @@ def labelled(name, **labels):
     return (name, *sorted(labels.items()))
 
 
-async def test_before_it_opens_and_after_it_closes_an_engine_is_said_not_to_be_open():
+async def test_an_engine_is_reported_as_closed_before_it_opens_and_after_it_closes():
     engine = Engine("cpu")
     found = registry(engine)
     assert scraped(found) == {("asynctile_open",): 0}
@@ -42,7 +42,7 @@ async def test_before_it_opens_and_after_it_closes_an_engine_is_said_not_to_be_o
     assert scraped(found) == {("asynctile_open",): 0}
 
 
-async def test_a_scrape_says_what_statistics_say_at_that_moment(tmp_path):
+async def test_a_scrape_gives_the_statistics_of_that_moment(tmp_path):
     work = Matmul()
     places = {"device_memory": 6 * work.nbytes, "host_memory": "64MiB", "spill": tmp_path, "spill_limit": "1MiB"}
     async with Engine("emulated", **places) as engine:
@@ -76,7 +76,7 @@ async def test_a_scrape_says_what_statistics_say_at_that_moment(tmp_path):
     assert statistics.uploaded_bytes > 0 and statistics.operations > 0
 
 
-async def test_steps_are_counted_with_their_seconds_and_tokens_under_the_share_that_they_ran_on():
+async def test_steps_are_counted_with_seconds_and_tokens_under_their_share():
     async with Engine("cpu", host_memory="64MiB") as engine:
         found = registry(engine)
         async with engine.share(host_memory="16MiB", name="night") as night:
@@ -104,7 +104,7 @@ async def test_a_stall_that_is_not_measured_has_no_sample(soft_gpu):
         assert scraped(found)[name] == engine.statistics().stall_s == 0
 
 
-async def test_no_sample_is_told_twice_where_several_shares_are_played():
+async def test_no_sample_appears_twice_while_several_shares_are_played():
     async with Engine("cpu", host_memory="64MiB") as engine, engine.share(host_memory="16MiB", name="night") as night:
         for share in (engine, night):
             trainer = Trainer(await GPT2.create(share, CONFIG))
@@ -116,7 +116,7 @@ async def test_no_sample_is_told_twice_where_several_shares_are_played():
     assert labelled("asynctile_queue_running", share="engine", queue="player") in found
 
 
-async def test_nothing_is_registered_or_started_outside_of_the_registry():
+async def test_nothing_is_registered_or_started_outside_the_registry():
     before = generate_latest(REGISTRY), threading.active_count()
     first, second = registry(Engine("cpu")), registry(Engine("cpu"))
     assert scraped(first) == scraped(second)
@@ -126,7 +126,7 @@ async def test_nothing_is_registered_or_started_outside_of_the_registry():
     assert scraped(theirs) == scraped(first)
 
 
-def test_without_the_extra_asynctile_works_and_its_metrics_say_in_one_sentence_what_they_need():
+def test_without_the_extra_asynctile_works_and_its_metrics_name_the_missing_package():
     program = """
 import sys
 sys.modules["prometheus_client"] = None

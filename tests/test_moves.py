@@ -1,6 +1,6 @@
-"""What moves and in what order, by what an engine says of itself: launches, programs, statistics, and kernels that wait.
+"""The moves of an engine and their order, by its own account: launches, programs, statistics, and waiting kernels.
 
-Bits are test_engine.py and tests/memory, what a failure leaves test_failures.py.
+Bits are tested in test_engine.py and tests/memory, the state after a failure in test_failures.py.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from tests.by_hand import NBYTES, on_host, program_of, standing, values
 from tests.settle import settle, until
 
 
-async def test_launches_do_not_run_further_ahead_than_so_many_bytes_to_be_copied(monkeypatch):
+async def test_launches_run_ahead_by_a_bounded_number_of_bytes_to_copy(monkeypatch):
     monkeypatch.setattr(run_ahead, "RUN_AHEAD_NBYTES", 4 * NBYTES)
     out, *many = tiles = standing("out", *(f"t{index}" for index in range(20)))
     gate, operations = threading.Event(), [copy(tile, out) for tile in many]
@@ -37,11 +37,11 @@ async def test_launches_do_not_run_further_ahead_than_so_many_bytes_to_be_copied
         gate.set()
         assert await running is None
         assert engine.statistics().uploaded_bytes == 20 * NBYTES
-    # The first has arrived and its operation hangs; of the others, one more than the bound: then it is seen.
+    # The first tile has arrived and its operation hangs. One upload more than the bound is made before the launch is held back.
     assert ahead == 6 * NBYTES
 
 
-async def test_single_launches_push_out_what_was_unused_for_longest():
+async def test_single_launches_evict_the_least_recently_used_tiles():
     out, a, b, c, d = tiles = standing("out", "a", "b", "c", "d")
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
         await runtime_of(engine).reserve(demand_of([program_of(copy(a, out))], tiles))
@@ -55,7 +55,7 @@ async def test_single_launches_push_out_what_was_unused_for_longest():
     assert loaded == ["a", "b", "c", "d", "b", "d"]
 
 
-async def test_a_copy_in_ram_that_the_device_has_changed_since_leaves_first_and_is_not_written_to_the_disk(tmp_path):
+async def test_a_stale_copy_in_ram_is_evicted_first_and_not_written_to_the_disk(tmp_path):
     out, old, near, far, new = tiles = standing("out", "old", "near", "far", "new")
     program = program_of(on_host(fill(new, 1.0)), copy(old, out), copy(near, out), copy(far, out))
     caps = {"device_memory": 8 * NBYTES, "host_memory": 3 * NBYTES, "spill": tmp_path}

@@ -1,4 +1,4 @@
-"""`import asynctile` imports none of its modules that compute; a name is there when it is asked for."""
+"""`import asynctile` imports none of the modules that compute; a name is loaded when it is first used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("face", [asynctile, asynctile.layers], ids=lambda face: face.__name__)
-def test_a_name_that_is_nowhere_is_said_as_python_says_it(face: object) -> None:
+def test_an_unknown_name_raises_pythons_usual_error(face: object) -> None:
     with pytest.raises(AttributeError, match=r"module 'asynctile(\.layers)?' has no attribute 'Nothing'"):
         face.Nothing  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(face, "Nothing")
@@ -30,7 +30,7 @@ def test_a_name_is_imported_once_and_then_stands_in_the_package(monkeypatch: pyt
     assert package.Path is Path and vars(package)["Path"] is Path
 
 
-def test_importing_the_faces_imports_nothing_heavy_and_using_them_does() -> None:
+def test_importing_the_public_modules_imports_nothing_heavy_and_using_them_does() -> None:
     script = """
 import sys, asynctile, asynctile.layers
 assert not {"numpy", "numba", "scipy", "rich", "asyncio"} & set(sys.modules), sorted(sys.modules)

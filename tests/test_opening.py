@@ -1,6 +1,6 @@
-"""An engine opened and closed by calls, for programs that have no block to put around its use: whole in every order of them.
+"""An engine opened and closed by calls, for programs without a block around its use: it ends whole in any order of calls.
 
-Cancelled at every turn of a block it is test_lifetime.py's.
+Cancellation at every turn of a block is tested in test_lifetime.py.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def answer():
     return 42
 
 
-async def test_what_is_opened_by_a_call_works_until_it_is_closed_by_one(tmp_path):
+async def test_an_engine_opened_by_a_call_works_until_a_call_closes_it(tmp_path):
     before = blas()
     engine = Engine("cpu", host_memory="64MiB", spill=tmp_path)
     assert not engine.is_open
@@ -53,7 +53,7 @@ async def test_a_second_opening_is_refused_and_disturbs_nothing():
         await engine.open()
 
 
-async def test_closing_twice_also_in_its_own_block_closes_once():
+async def test_closing_twice_also_inside_its_own_block_closes_once():
     async with Engine("cpu") as engine:
         await engine.aclose()
         await engine.aclose()
@@ -72,7 +72,10 @@ async def test_an_engine_that_is_closed_before_it_was_opened_stays_closed():
 
 
 def held_up(engine):
-    """Closing waits for a job of the engine's background: whether it was cancelled, and what lets it end."""
+    """Make a background job that closing waits for.
+
+    Returns the coroutine that spawns it, the event that ends it, and a list that notes its cancellation.
+    """
     go_on, cancelled = threading.Event(), []
 
     async def background():
@@ -90,7 +93,7 @@ def held_up(engine):
     return spawn(), go_on, cancelled
 
 
-async def test_who_closes_while_another_does_waits_for_that_one_from_any_loop():
+async def test_a_second_close_waits_for_the_first_from_any_loop():
     engine = await Engine("cpu").open()
     spawn, go_on, cancelled = held_up(engine)
     await runtime_of(engine).call(spawn)
@@ -113,7 +116,7 @@ async def test_who_closes_while_another_does_waits_for_that_one_from_any_loop():
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_closing_that_is_cancelled_breaks_off_the_background_and_is_whole_for_all_who_wait(which):
+async def test_a_cancelled_close_stops_the_background_and_is_complete_for_every_waiter(which):
     engine = await Engine("cpu").open()
     spawn, _, cancelled = held_up(engine)
     await runtime_of(engine).call(spawn)
@@ -159,7 +162,7 @@ async def test_an_engine_whose_opening_failed_may_be_closed(tmp_path):
     assert (engine.is_open, threads()) == (False, [])
 
 
-async def test_what_a_task_behind_the_engine_raised_is_raised_by_closing_once():
+async def test_closing_raises_the_error_of_a_background_task_once():
     go_on = threading.Event()
 
     async def fails():
@@ -188,7 +191,7 @@ async def test_a_job_cannot_close_the_engine_that_would_wait_for_it():
 
 
 @pytest.mark.parametrize("way", ["open", "aclose"])
-async def test_a_caller_whose_loop_ends_in_mid_way_leaves_a_closed_engine(way):
+async def test_a_caller_whose_loop_ends_midway_leaves_a_closed_engine(way):
     engine, go_on, began = Engine("cpu"), threading.Event(), threading.Event()
     if way == "aclose":
         await engine.open()
@@ -222,7 +225,7 @@ async def test_a_caller_whose_loop_ends_in_mid_way_leaves_a_closed_engine(way):
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_in_whatever_order_it_is_opened_closed_cancelled_and_read_nothing_is_left(seed, tmp_path):
+async def test_opening_closing_cancelling_and_reading_in_any_order_leaves_nothing(seed, tmp_path):
     chance = random.Random(seed)
     engine = Engine("cpu", host_memory="16MiB", spill=tmp_path)
 

@@ -1,7 +1,7 @@
-"""Whatever was done to a file, its reader reads it or says in one short sentence what is wrong, naming it.
+"""A reader of any damaged file reads it or says in one short sentence what is wrong, naming the file.
 
-What reads them is damage.py; what is done to them belongs to scenario `inputs` of `asynctile stress`, which goes on with it for
-as long as one wants. `python tests/fuzz_readers.py` is guided by coverage. What they find is kept here.
+The readers are in damage.py. The damage is that of scenario `inputs` of `asynctile stress`, which goes on with it for as long
+as you like. `python tests/fuzz_readers.py` is guided by coverage. Their findings are kept here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asynctile.cli.stress.inputs import document
 from tests.damage import cases, check, damaged, holding
 
-#: Cases that cost an engine or a process each are tried less often here.
+#: Cases that each cost an engine or a process are tried less often here.
 EXAMPLES = {"checkpoint": 15, "tokenizer": 8, "tokenizer of GPT-2": 15}
 
 
@@ -25,12 +25,12 @@ def name(request):
     return request.param
 
 
-def test_what_is_whole_is_read(name):
+def test_a_whole_file_is_read(name):
     assert check(cases()[name], lambda folder: None) is None
 
 
-def test_what_is_damaged_is_read_or_refused_in_a_sentence(name, monkeypatch):
-    monkeypatch.setattr(document, "_MANY", 4_000)  # time and memory of the 400,000 are the scenario's
+def test_a_damaged_file_is_read_or_refused_in_a_sentence(name, monkeypatch):
+    monkeypatch.setattr(document, "_MANY", 4_000)  # the scenario spends the time and memory of 400,000
     case = cases()[name]
     said = []
 
@@ -47,7 +47,7 @@ TRAINER = (
     b'{"format": 1, "step_count": 0, "skipped_count": 0, "optimizer": {}, "clip_norm": null, "micro_batches": 1, '
     b'"recompute": true, "tile": %d, "data_state": {}, "surroundings": {}}'
 )
-#: Found earlier: (case, file, what it held).
+#: Found earlier: (case, file, its content).
 KEPT = [
     ("checkpoint", "trainer.json", TRAINER % (2**63 - 1)),
     ("shards", "model.safetensors.index.json", b'{"weight_map": {"a": "' + b"x" * 3000 + b'"}}'),
@@ -56,5 +56,5 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("kept", "file", "content"), KEPT)
-def test_what_was_found_stays_mended(kept, file, content):
+def test_earlier_findings_stay_fixed(kept, file, content):
     assert check(cases()[kept], holding(file, content)) is not None

@@ -1,4 +1,4 @@
-"""A promise of the README: a step leaves the caller's loop alone. tests/docs runs the README's code and checks its links."""
+"""Examples in the documents run as printed, a step leaves the caller's loop alone, and paths in documents exist."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from asynctile.share import runtime_of
 
 
 async def test_the_callers_loop_keeps_ticking_while_steps_run():
-    """A step leaves it nothing to wait for, and little of its Python: by this thread's share of what the process computes."""
+    """A step never blocks the loop and takes little Python of its thread, measured by the thread's share of the CPU time."""
     config = GPT2Config(n_layer=2, n_head=4, n_embd=256, block_size=128, vocab_size=512)
     tokens = np.random.default_rng(0).integers(0, 512, (4, 128))
     lags = []

@@ -1,4 +1,4 @@
-"""What an engine, a share, a model and a trainer say of themselves, at any time."""
+"""The repr of an engine, a share, a model and a trainer at any time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.model import model_state_of
 
 
-async def test_they_say_what_they_are_before_while_and_after_they_can_be_used() -> None:
+async def test_reprs_are_right_before_while_and_after_the_objects_can_be_used() -> None:
     engine = Engine("emulated", device_memory="1MiB", host_memory="16MiB")
     whole = "<Engine on emulated in fp32 with device memory 1.00 MiB, RAM 16.00 MiB; "
     assert repr(engine) == whole + "not open>"

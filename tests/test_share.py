@@ -1,6 +1,6 @@
-"""A share of an engine at its borders: refused, cancelled, ended while it works, hanging, thrown away.
+"""A share of an engine at its limits: refused, cancelled, ended while it works, hanging, thrown away.
 
-Bits are layers/test_shares.py.
+Bits are tested in layers/test_shares.py.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.matmul import Matmul
 from tests.settle import until
 
 WORK = Matmul()
-ALL = 3 * 16 * WORK.nbytes  # what its tiles take
+ALL = 3 * 16 * WORK.nbytes  # all tiles of the work
 
 
 def caps(engine):
@@ -33,7 +33,7 @@ async def prepared(engine):
     return work
 
 
-async def test_what_the_spill_folder_cannot_take_is_not_lent_and_nothing_has_moved(tmp_path):
+async def test_memory_is_not_lent_if_the_spill_folder_cannot_take_its_tiles_and_nothing_moves(tmp_path):
     host = 200 * 4096
     async with Engine("emulated", device_memory=2 * ALL, host_memory=host, spill=tmp_path, spill_limit="64KiB") as engine:
         work, before = await prepared(engine), (caps(engine), engine.statistics().spill_written_bytes)
@@ -46,7 +46,7 @@ async def test_what_the_spill_folder_cannot_take_is_not_lent_and_nothing_has_mov
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
 
-async def test_lending_that_is_cancelled_while_tiles_leave_gives_the_caps_back(tmp_path):
+async def test_lending_that_is_cancelled_during_evictions_gives_the_caps_back(tmp_path):
     gate, reached = threading.Event(), threading.Event()
 
     def wrap(file):
@@ -73,7 +73,7 @@ async def test_lending_that_is_cancelled_while_tiles_leave_gives_the_caps_back(t
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
 
-async def test_an_engine_lends_what_tiles_had_that_are_gone():
+async def test_an_engine_lends_the_memory_of_tiles_that_are_gone():
     async with Engine("emulated", device_memory=ALL // 2, host_memory=2 * ALL) as engine:
         work = await prepared(engine)
         await runtime_of(engine).release(work.standing())
@@ -82,7 +82,7 @@ async def test_an_engine_lends_what_tiles_had_that_are_gone():
             assert caps(engine) == (64, 64)
 
 
-async def test_the_end_of_a_share_waits_for_what_runs_on_it_and_refuses_what_comes_then():
+async def test_the_end_of_a_share_waits_for_running_work_and_refuses_new_work():
     async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL) as engine:
         gate, began = threading.Event(), threading.Event()
 
@@ -96,7 +96,7 @@ async def test_the_end_of_a_share_waits_for_what_runs_on_it_and_refuses_what_com
             await runtime_of(part).launch(fill(work.tiles["a"][0, 0], 1.0))
             waiting = asyncio.create_task(runtime_of(part).synchronize())
             await asyncio.to_thread(began.wait)
-            threading.Timer(0.2, gate.set).start()  # when the block has long ended
+            threading.Timer(0.2, gate.set).start()  # long after the block has ended
         assert waiting.done() and waiting.exception() is None
         ended = runtime_of(part)
         for late in (ended.synchronize(), ended.read(work.tiles["a"][0, 0]), ended.reserve(work.demand)):
@@ -105,7 +105,7 @@ async def test_the_end_of_a_share_waits_for_what_runs_on_it_and_refuses_what_com
         assert caps(engine) == (2 * ALL, 4 * ALL)
 
 
-async def test_a_share_that_hangs_at_its_end_keeps_its_place_and_the_engine_closes():
+async def test_a_share_that_hangs_at_its_end_keeps_its_memory_and_the_engine_closes():
     gate = threading.Event()
     async with asyncio.timeout(30):
         async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL, watchdog=0.3) as engine:
@@ -151,7 +151,7 @@ async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save():
         assert engine.statistics().host_memory_bytes == 8 * ALL
 
 
-async def test_a_call_of_a_share_that_is_cancelled_before_it_begins_leaves_no_coroutine_unawaited():
+async def test_a_call_of_a_share_cancelled_before_it_begins_leaves_no_unawaited_coroutine():
     async with Engine("cpu", host_memory=8 * ALL) as engine, engine.share(host_memory=ALL) as part:
         for _ in range(20):
             call = asyncio.create_task(runtime_of(part).synchronize())
@@ -186,12 +186,12 @@ async def test_a_share_that_is_cancelled_as_its_block_ends_is_taken_back(device,
         assert engine.statistics().spill_used_bytes == 0
 
 
-async def test_a_share_is_not_to_be_had_before_the_engine_is_open():
+async def test_an_engine_that_is_not_open_gives_no_share():
     with pytest.raises(DeviceError, match="the engine is not open"):
         await Engine("cpu", host_memory="8MiB").share(host_memory="1MiB").__aenter__()
 
 
-async def test_an_engine_that_is_closed_inside_the_block_of_a_share_ends_what_waits():
+async def test_closing_the_engine_inside_the_block_of_a_share_ends_waiting_work():
     async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL) as engine:
         async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
             tile = Matmul().tiles["a"][0, 0]
@@ -204,8 +204,8 @@ async def test_an_engine_that_is_closed_inside_the_block_of_a_share_ends_what_wa
         engine._life.close = lambda: None
 
 
-def test_generators_that_stand_inside_a_share_when_their_loop_ends_are_closed_once():
-    """asyncio.run closes every generator it knows, in any order: one of a share's own would be closed beside its user's."""
+def test_a_generator_inside_a_share_is_closed_once_when_its_loop_ends():
+    """asyncio.run closes every generator it knows, in any order. It would close a share's own generator beside its user's."""
     told, ended = [], []
 
     async def lent(engine):
@@ -249,8 +249,8 @@ def test_a_coroutine_thrown_away_with_its_loop_inside_a_share_leaves_nothing_ope
         assert not thread.is_alive(), thread.name
 
 
-async def test_a_share_is_taken_back_though_what_its_user_does_when_thrown_away_fails():
-    """A block inside that cannot end without its loop raises something else than GeneratorExit."""
+async def test_a_share_is_taken_back_even_if_its_users_block_fails_when_thrown_away():
+    """A block inside that cannot end without its loop raises something other than GeneratorExit."""
 
     async def cannot_end():
         try:
@@ -279,7 +279,7 @@ async def test_a_share_is_taken_back_though_what_its_user_does_when_thrown_away_
     try:
         async with Engine("cpu", host_memory="16MiB") as engine:
             await asyncio.to_thread(elsewhere)
-            async with engine.share(host_memory="15MiB") as part:  # all of it is back
+            async with engine.share(host_memory="15MiB") as part:  # the whole memory is back
                 assert engine.shares == (engine, part)
     finally:
         sys.unraisablehook = before

@@ -1,6 +1,6 @@
-"""Several shares with jobs at once: what begins when, and that failing, cancelling, hanging and closing leave nobody behind.
+"""Shares with jobs at the same time: when each begins, and that failures, cancellations, hangs and closing block nobody else.
 
-Bits are layers/test_shares.py, who has the turn is schedule/test_turns.py.
+Bits are tested in layers/test_shares.py, the choice of turns in schedule/test_turns.py.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def engine(**more):
 
 
 class Asked:
-    """A program of one operation, which runs until it is let go."""
+    """A program of one operation, which runs until it is released."""
 
     def __init__(self, engine):
         (self.tile,) = standing("a")
@@ -65,13 +65,13 @@ class Asked:
 
 
 def stand_still(engine, monkeypatch):
-    """No turn ends by the clock."""
+    """Stop the clock, so that no turn ends by it."""
     now = time.monotonic()
     monkeypatch.setattr(engine._life.turns, "_clock", lambda: now)
 
 
 def counted(engine):
-    """What runs of products: entries of this list."""
+    """Return a list that gets an entry for every product that runs."""
     ran, gemm = [], runtime_of(engine).device.kernels["gemm"]
     runtime_of(engine).device.kernels["gemm"] = lambda *args: (ran.append(time.monotonic()), gemm(*args))
     return ran
@@ -101,7 +101,7 @@ async def test_nothing_of_another_share_begins_while_an_interactive_job_runs(mon
         assert np.array_equal(await work.result(part), expected)
 
 
-async def test_of_two_trainings_one_copies_ahead_while_the_other_computes(monkeypatch):
+async def test_one_training_copies_ahead_while_the_other_computes(monkeypatch):
     async with engine() as whole, whole.share(**PART) as part, whole.share(**PART) as other:
         work, asked, ran = Matmul(), Asked(whole), counted(whole)
         await work.prepare(part)
@@ -132,7 +132,7 @@ async def test_an_interactive_job_that_hangs_has_its_turns_and_no_more():
 
 
 async def test_a_share_that_waits_for_its_turn_is_not_taken_for_hung_while_another_moves(monkeypatch):
-    """Its patience is shorter than its wait; what moves meanwhile is played by a player of another share."""
+    """Its watchdog is shorter than its wait; meanwhile a player of another share makes progress."""
     async with engine(watchdog=0.2) as whole, whole.share(**PART) as part, whole.share(**PART, interactive=True) as first:
         work, other = Matmul(), Matmul()
         await work.prepare(part)
@@ -161,7 +161,7 @@ async def test_a_share_that_waits_for_its_turn_is_not_taken_for_hung_while_anoth
 
 
 @pytest.mark.parametrize("interactive", [False, True])
-async def test_a_job_that_fails_or_is_cancelled_while_it_has_the_turn_leaves_it_to_the_others(interactive, monkeypatch):
+async def test_a_job_that_fails_or_is_cancelled_during_its_turn_leaves_the_turn_to_the_others(interactive, monkeypatch):
     expected = await product_in_ram(WORK)
     for end in ("fails", "cancelled"):
         async with engine() as whole, whole.share(**PART) as part, whole.share(**PART, interactive=interactive) as first:
@@ -182,7 +182,7 @@ async def test_a_job_that_fails_or_is_cancelled_while_it_has_the_turn_leaves_it_
             assert np.array_equal(await work.result(part), expected)
 
 
-async def test_a_job_that_is_cancelled_before_its_turn_ends_when_the_others_let_it(monkeypatch):
+async def test_a_job_cancelled_while_it_waits_for_its_turn_ends_when_the_others_let_it(monkeypatch):
     async with engine() as whole, whole.share(**PART) as part, whole.share(**PART, interactive=True) as first:
         work, asked = Matmul(), Asked(whole)
         await work.prepare(part)
@@ -199,7 +199,7 @@ async def test_a_job_that_is_cancelled_before_its_turn_ends_when_the_others_let_
         await work.run(part)
 
 
-async def test_closing_the_engine_lets_what_was_held_back_run_out(monkeypatch):
+async def test_closing_the_engine_lets_held_back_work_run_out(monkeypatch):
     async with engine() as whole:
         lent = [whole.share(**PART), whole.share(**PART, interactive=True)]
         part, first = [await one.__aenter__() for one in lent]
@@ -219,7 +219,7 @@ async def test_closing_the_engine_lets_what_was_held_back_run_out(monkeypatch):
         assert runtime_of(part).turn.has_work(whole._life.device.streams())
         closing = asyncio.create_task(whole.aclose())
         async with asyncio.timeout(20):
-            await asyncio.wait([training])  # though the other's kernel still runs
+            await asyncio.wait([training])  # although the other's kernel still runs
         assert training.done() and not asking.done()
         asked.go_on.set()
         await closing
@@ -230,7 +230,7 @@ async def test_closing_the_engine_lets_what_was_held_back_run_out(monkeypatch):
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), True, "2"])
-async def test_a_weight_that_is_none_is_refused(weight):
+async def test_an_invalid_weight_is_refused(weight):
     async with Engine("cpu", host_memory=8 * ALL) as whole:
         with pytest.raises(ValueError, match=r"weight is .*: expected a finite number above 0, such as 2\.0$"):
             async with whole.share(host_memory=ALL, weight=weight):

@@ -1,4 +1,4 @@
-"""Ctrl-C while the program is still being imported, at each of several modules, and what it stays for programs of others."""
+"""Ctrl-C while the program is still being imported, at several modules; other programs keep their own Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Python runs this before all else: it sends Ctrl-C as soon as a module of this name is looked for.
+#: Python runs this before everything else. It sends Ctrl-C as soon as a module of this name is looked for.
 SENDER = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # though the tests run in the background of a shell
@@ -20,9 +20,9 @@ class Sender:
             len("a handler written in Python runs before the next of its instructions")
 sys.meta_path.insert(0, Sender())
 """
-#: What an installer makes of the entry point.
+#: The script that an installer makes for the entry point.
 SCRIPT = "import sys\nfrom asynctile.cli import main\nsys.exit(main())\n"
-#: A program of others, called as none of ours is.
+#: Another program, called as none of ours is.
 OTHER = """
 import signal
 before = signal.getsignal(signal.SIGINT)
@@ -36,12 +36,12 @@ print(signal.getsignal(signal.SIGINT) is before)
 
 
 def run(folder: Path, command: list[str], name: str) -> tuple[int, str, str]:
-    """A process that gets Ctrl-C when it imports `name`: status, stdout, stderr."""
+    """Run a process that gets Ctrl-C when it imports `name`; return status, stdout and stderr."""
     return run_with(folder, command, SENDER.format(name=name))
 
 
 def run_with(folder: Path, command: list[str], before: str) -> tuple[int, str, str]:
-    """A process in which `before` runs first: status, stdout, stderr."""
+    """Run a process that starts with `before`; return status, stdout and stderr."""
     (folder / "sitecustomize.py").write_text(before)
     environment = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
@@ -50,11 +50,11 @@ def run_with(folder: Path, command: list[str], before: str) -> tuple[int, str, s
 
 
 @pytest.mark.parametrize("name", ["logging", "numba", "asynctile.cli.arguments", "asynctile.cli.plan"])
-def test_ctrl_c_during_an_import_ends_the_program_without_a_word(tmp_path: Path, name: str) -> None:
+def test_ctrl_c_during_an_import_ends_the_program_silently(tmp_path: Path, name: str) -> None:
     assert run(tmp_path, ["-m", "asynctile", "plan"], name) == (130, "", "")
 
 
-def test_so_it_is_by_the_script_that_an_installer_makes(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_script_that_an_installer_makes_as_silently(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "asynctile"
     script.write_text(SCRIPT)
@@ -78,6 +78,6 @@ def test_a_second_ctrl_c_as_the_program_ends_changes_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["asynctile.share", "asynctile.cli.arguments"])
-def test_in_a_program_of_others_ctrl_c_stays_theirs(tmp_path: Path, name: str) -> None:
+def test_ctrl_c_in_another_program_stays_that_programs(tmp_path: Path, name: str) -> None:
     (tmp_path / "service.py").write_text(OTHER)
     assert run(tmp_path, ["-m", "service", "asynctile"], name) == (0, "stopped\nTrue\n", "")

@@ -1,6 +1,6 @@
-"""Threads that the system refuses, at every point of an engine's life: it ends whole, and what it computed is the same.
+"""Threads refused by the system at every point of an engine's life: the engine ends whole and results stay the same.
 
-Who plays without them is tests/play/test_crew.py's and tests/repeat/test_schedules.py's.
+Playing without these threads is tested in tests/play/test_crew.py and tests/repeat/test_schedules.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.test_lifetime import blas, threads
 
 
 async def live(spill: Path) -> list[float]:
-    """The losses of a training that is played and saved."""
+    """Play and save a training; return its losses."""
     async with Engine("emulated", device_memory="1MiB", host_memory="64MiB", spill=spill, watchdog=20) as engine:
         trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
         losses = [report.loss async for report in trainer.run(BATCHES[:4])]
@@ -31,7 +31,7 @@ async def live(spill: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("is_chosen", [int.__eq__, int.__ge__], ids=["one of them", "all from one on"])
-async def test_whichever_thread_is_refused_an_engine_ends_whole_and_its_steps_are_as_ever(
+async def test_whichever_thread_is_refused_the_engine_ends_whole_and_its_steps_are_unchanged(
     is_chosen: Callable[[int, int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
@@ -65,7 +65,7 @@ async def test_an_engine_that_was_refused_its_first_thread_may_be_closed() -> No
     assert not engine.is_open
 
 
-async def test_no_thread_is_asked_for_once_an_engine_is_open_but_by_who_plays_and_who_takes_batches(tmp_path: Path) -> None:
+async def test_an_open_engine_asks_for_threads_only_to_play_and_to_take_batches(tmp_path: Path) -> None:
     with Refusals(lambda *_: False).in_force() as refusals:
         async with Engine("cpu", spill=tmp_path) as engine:
             opened = refusals.wanted

@@ -1,4 +1,4 @@
-"""What compiles kernels does not use up a test's time, and a test that hangs is still ended."""
+"""Compiling kernels uses up none of a test's time, and a test that hangs is still ended."""
 
 import signal
 import threading
@@ -15,7 +15,7 @@ def left_s():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_clock_stands_while_kernels_are_compiled_and_goes_on_behind_that(monkeypatch, fails):
+def test_the_clock_stands_while_kernels_are_compiled_and_then_goes_on(monkeypatch, fails):
     during = []
 
     class Child:
@@ -33,7 +33,7 @@ def test_the_clock_stands_while_kernels_are_compiled_and_goes_on_behind_that(mon
         except KeyError:
             during.append("raised")
 
-    thread = threading.Thread(target=compile_one)  # as an engine that is opened does
+    thread = threading.Thread(target=compile_one)  # as an engine does when it opens
     thread.start()
     thread.join()
     assert 60 < during[0] <= MOST_S

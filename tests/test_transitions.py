@@ -1,4 +1,4 @@
-"""A test that fails prints what its tiers did last; one that passes prints nothing of it. Run by a pytest of its own."""
+"""A failing test prints the last transitions of its tiers; a passing test prints none. Checked in a separate pytest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_in_question():
 
 
 def output_of(folder: Path, end: str) -> str:
-    """Of a session on a file of tests, under the conftest of this folder."""
+    """Return the output of a session on a file of tests, under the conftest of this folder."""
     (folder / "test_engines.py").write_text(ENGINES.replace("{end}", end))
     options = ["-c", str(ROOT / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", "-rP"]
     command = [sys.executable, "-m", "pytest", *options, str(folder)]
@@ -41,7 +41,7 @@ def output_of(folder: Path, end: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_failing_test_prints_the_last_transitions_of_every_tier_that_stood_in_it(tmp_path: Path) -> None:
+def test_a_failing_test_prints_the_last_transitions_of_every_tier_it_made(tmp_path: Path) -> None:
     output = output_of(tmp_path, "assert engine is None")
     assert "1 failed, 1 passed" in output, output
     _, _, section = output.partition(f" {HEADING} ")
@@ -53,14 +53,14 @@ def test_a_failing_test_prints_the_last_transitions_of_every_tier_that_stood_in_
     assert all(" -> " in line for line in on_device[1:]) and any(line.startswith("  c[") for line in on_device)
 
 
-def test_a_passing_test_prints_none(tmp_path: Path) -> None:
+def test_a_passing_test_prints_no_transitions(tmp_path: Path) -> None:
     output = output_of(tmp_path, "pass")
     assert "2 passed" in output, output
     assert HEADING not in output
 
 
 def test_only_the_last_tiers_are_remembered() -> None:
-    """Else a test of hypothesis, which makes thousands, would keep all that happened in them."""
+    """Otherwise a test of hypothesis, which makes thousands of tiers, would keep all of their histories."""
     watching = Transitions()
     watching.pytest_sessionstart()
     try:

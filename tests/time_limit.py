@@ -1,7 +1,7 @@
-"""The time that a test has (pytest-timeout, by SIGALRM), and what does not count.
+"""The time limit of a test (pytest-timeout, by SIGALRM), and the work that does not count towards it.
 
-A checkout whose kernels nobody has compiled takes 25 s of a CPU for that, in whichever test opens the first engine: more than
-some tests may take, and on a machine with other work more than any.
+In a fresh checkout, compiling the kernels takes 25 s of CPU time in the first test that opens an engine. Some tests have less
+time, and on a busy machine every test has.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-#: Compiling is given up after so many seconds, on whatever machine.
+#: Compiling is given up after this many seconds, on any machine.
 MOST_S = 600.0
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """The test's clock stands in here; from any thread. Nothing where no clock runs."""
+    """Stop the test's clock inside the block, from any thread; do nothing if no clock runs."""
     left_s, _ = signal.getitimer(signal.ITIMER_REAL)
     if left_s:
         signal.setitimer(signal.ITIMER_REAL, MOST_S)
@@ -30,7 +30,7 @@ def paused() -> Iterator[None]:
 
 
 def not_counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, during which the clock stands."""
+    """Return the same function, with the clock stopped while it runs."""
 
     @wraps(function)
     def called(*args: Any, **more: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a failing test prints: the last transitions of every tier that stood during it, a ledger each.
+"""A pytest plugin: a failing test prints the last transitions of every tier that it had, a ledger each.
 
-A plugin for pytest, which tests/conftest.py registers. It watches ledgers as they are made and keeps their histories, which
-are words: so an engine that has been closed and freed by then still tells, and nothing here keeps a tile or an arena alive.
+tests/conftest.py registers it. It watches ledgers as they are made and keeps their histories, which are words. So an engine
+that has been closed and freed can still be printed, and the plugin keeps no tile or arena alive.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from asynctile.storage.ledger import Ledger
 from asynctile.storage.residency import History
 from asynctile.storage.sizes import format_size
 
-#: Transitions of each tier that are printed.
+#: Number of transitions printed for each tier.
 PRINTED = 30
-#: Tiers that are remembered: hypothesis makes thousands in a test, and the last ones are those that failed.
+#: Number of tiers that are remembered. A test of hypothesis makes thousands; the last ones are those that failed.
 TIERS = 16
 HEADING = "Last transitions of tiles"
 
 
 class Transitions:
-    """Hooks of pytest. Of each tier it keeps what that is, in words, and its history."""
+    """Hooks of pytest that keep a description in words and the history of each tier."""
 
     def __init__(self) -> None:
         self._watched: deque[tuple[str, History]] = deque(maxlen=TIERS)
@@ -48,7 +48,7 @@ class Transitions:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        """What earlier tests left behind says nothing about this one: no engine stands for longer than a test."""
+        """Forget earlier tests: no engine lives longer than a test."""
         self._watched.clear()
 
     @pytest.hookimpl(wrapper=True)
@@ -59,7 +59,7 @@ class Transitions:
         return report
 
     def told(self) -> Iterator[str]:
-        """The report, line by line."""
+        """Yield the report, line by line."""
         for what, history in self._watched:
             last = history.tell(PRINTED)
             yield f"{what}: {f'the last {len(last)}' if last else 'none'}"

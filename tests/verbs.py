@@ -1,7 +1,8 @@
-"""Every verb once more in plain NumPy, float64 inside, written from the contracts in asynctile/ops alone.
+"""Every verb once more in plain NumPy, float64 inside, written only from the contracts in asynctile/ops.
 
 VERBS has the shape of a device's kernels: function(*arrays, *params[, number]). Slow and obvious on purpose. Each verb is
-written for float32 tiles; `with_bf16` lets any of them be bf16: widened before, rounded behind. Long because it has every verb.
+written for float32 tiles; `with_bf16` makes it accept bf16 tiles by widening before and rounding after. Long because it has
+every verb.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def layernorm_whole_backward(
 
 
 def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
-    """(head, its columns, rows of queries, rows of keys) for every head of every sequence."""
+    """Yield (head, its columns, rows of queries, rows of keys) for every head of every sequence."""
     size, queries, keys = q.shape[1] // heads, q.shape[0] // seqs, k.shape[0] // seqs
     for s in range(seqs):
         for h in range(heads):
@@ -291,7 +292,7 @@ def embed_tokens_backward(tokens: Array, dx: Array, dwte: Array, row: int) -> No
 
 
 def adamw(w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, padding: int, number: Array) -> None:
-    """NumPy rounds each float32 operation once, in the order written: the bits are those of the contract."""
+    """Match the contract bit for bit: NumPy rounds each float32 operation once, in the order written."""
     factor, beta1, omb1, beta2, omb2, keep, step, root, eps = hyper
     sum_squares(g, padding, number)
     scaled = g * factor
@@ -316,7 +317,7 @@ def sum_squares(g: Array, padding: int, number: Array) -> None:
 
 
 def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
-    """`verb` for tiles of which some are bf16. A tile that it only reads is given back as it was: rounding changes nothing."""
+    """Return `verb` for tiles of which some are bf16. Tiles that it only reads keep their bits: rounding changes nothing."""
 
     @wraps(verb)
     def widened(*arguments: Any) -> None:

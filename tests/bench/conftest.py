@@ -1,4 +1,4 @@
-"""What tests of bench/ share: its modules by name."""
+"""Fixtures that the tests of bench/ share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.shell import HARMFUL, ROOT
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Any]:
-    """Imports a module of bench/ by name."""
+    """Return a function that imports a module of bench/ by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "bench"))
         for name in HARMFUL:

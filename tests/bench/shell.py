@@ -1,4 +1,4 @@
-"""Commands as a user of bench/ runs them, in an environment that does not change them."""
+"""Commands as a user of bench/ runs them, in a clean environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # bench/ starts its programs anew where they are set
+HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # bench/ restarts its programs where these are set
 
 
 def clean(**more: str) -> dict[str, str]:

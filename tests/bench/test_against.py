@@ -1,6 +1,6 @@
-"""Another commit's package beside this one's: who measures what, in which order, and what ends with it.
+"""Another commit's package measured beside this one: each process measures its own side, in alternating order.
 
-The trees are packages of a few lines, since what a benchmark measures is its own affair.
+Errors end the processes. The trees are packages of a few lines, because no real measurement is needed here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-#: A side writes its tree into a log, so that the order over both processes can be told, and prints what nobody may take for
-#: an answer. `demand_of` has another name in the old tree, and a share no runtime.
+#: A side writes its tree into a log, which shows the order over both processes, and prints text that must not be taken for an
+#: answer. `demand_of` and `Engine.kernels` have other names in the old tree.
 BENCH = """
 from contextlib import asynccontextmanager
 from asynctile.engine import Engine
@@ -47,7 +47,7 @@ NAMES = {"operation": "Operation = None", "program": "Program = None"}
 
 
 def tree_of(folder: Path, which: str) -> Path:
-    """A checkout whose package says which it is, in the places of then or of today."""
+    """Return a checkout whose package says which tree it is, with modules in the old or in today's places."""
     package = folder / which / "asynctile"
     inner, needs = (package, "demand.py") if which == "old" else (package / "program", "needs.py")
     inner.mkdir(parents=True)
@@ -95,7 +95,7 @@ async def test_old_and_new_alternate_for_every_case_and_each_start_begins_with_t
     ]
 
 
-async def test_fewer_starts_than_an_interval_takes_measure_nothing(against: Any, tmp_path: Path) -> None:
+async def test_too_few_starts_for_an_interval_measure_nothing(against: Any, tmp_path: Path) -> None:
     options = Namespace(against=tmp_path / "old", starts=5, log=str(tmp_path / "log"))
     with pytest.raises(SystemExit, match="--starts 5 is too few for an interval of 95%: give at least 6"):
         await against.compare("fake", "", options, "us", {}, {})
@@ -103,7 +103,7 @@ async def test_fewer_starts_than_an_interval_takes_measure_nothing(against: Any,
 
 
 async def measured(against: Any, tree: Path, side: str, **options: Any) -> float:
-    """What a process for `tree` finds."""
+    """Return the result of a process for `tree`."""
     async with against.worker(tree, "fake", options) as found:
         await found.ready()
         return float(await found.measure(side))

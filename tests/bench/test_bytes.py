@@ -1,4 +1,4 @@
-"""Steps whose bytes are counted, against the least, under one cap (bench_bytes.py) and under many (bench_curve.py)."""
+"""Bytes of steps against the least possible, under one cap (bench_bytes.py) and under many (bench_curve.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tiny(bench: Any) -> Any:
 
 
 @pytest.mark.parametrize("update", ["auto", "device"])
-def test_what_is_counted_is_between_the_least_and_the_cap(tiny: Any, update: str) -> None:
+def test_counted_bytes_lie_between_the_least_and_the_target(tiny: Any, update: str) -> None:
     demand = tiny.needs()
     cap = (demand.floor_nbytes + demand.resident_nbytes) // 2
     found = tiny.counted(cap, update)
@@ -41,7 +41,7 @@ def test_every_figure_of_a_row_stands_in_its_column(bench: Any, tiny: Any) -> No
     assert set(found.figures(tiny, 0.0, 1)[5:]) == {None}, "a cap below the floor"
 
 
-def test_a_curve_has_the_caps_at_which_nearly_all_fits_and_tells_its_largest_rise(bench: Any, tiny: Any) -> None:
+def test_a_curve_has_caps_at_which_nearly_all_fits_and_its_largest_rise(bench: Any, tiny: Any) -> None:
     found = bench("bench_curve")
     assert found.caps(100, 10_000, 3) == [100, 5050, 9900, 9990, 10_000, 10_000 + (1 << 26)]
     assert found.rise([10, 8, 9, 8, 3]) == 9 / 8
@@ -53,7 +53,7 @@ def test_a_curve_has_the_caps_at_which_nearly_all_fits_and_tells_its_largest_ris
     assert len(wanted) == 2
 
 
-def test_every_model_has_a_row_for_each_cap_and_as_it_is_cut_on_a_gpu(bench: Any) -> None:
+def test_every_model_has_a_row_for_each_cap_and_for_the_tiling_of_a_gpu(bench: Any) -> None:
     found, small = bench("bench_bytes"), bench("counted").models()["gpt2"]
     rows = [(table, model.name, share) for table, (model, share, _) in found.cases({"gpt2": small}, [0.1, 0.5])]
     for table in (found.STATES, found.ALIVE, found.FASTEST):
@@ -61,7 +61,7 @@ def test_every_model_has_a_row_for_each_cap_and_as_it_is_cut_on_a_gpu(bench: Any
     assert rows[-1][1] == "make train"
 
 
-def test_a_row_of_the_disk_holds_what_is_read_against_min_of_both_memories(bench: Any) -> None:
+def test_a_row_for_the_disk_holds_reads_against_min_of_both_memories(bench: Any) -> None:
     found = bench("bench_bytes")
     model, at = found.make_train(), found.DISK_COLUMNS.index
     row = found.disk_figures(model, 0.4, 0.6)

@@ -1,4 +1,4 @@
-"""Options of the benchmarks, and the commit that is measured."""
+"""Options of the benchmarks, and the name of the measured commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.bench.shell import run
         (["--against", "tree", "--rounds", "7", "--starts", "6"], 7, 1, 6),
     ],
 )
-def test_against_another_commit_other_repeats_are_usual_unless_they_are_given(
+def test_against_another_commit_the_defaults_for_repeats_are_other_ones(
     bench: Any, monkeypatch: pytest.MonkeyPatch, given: list[str], rounds: int, steps: int, starts: int | None
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bench_step.py", *given])
@@ -40,7 +40,7 @@ def test_a_benchmark_without_its_library_ends_in_one_line(bench: Any, monkeypatc
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_a_commit_that_was_changed_says_so_and_results_are_no_change(
+def test_a_changed_checkout_says_so_and_new_results_are_no_change(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     commit = bench("common").commit

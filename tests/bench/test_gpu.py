@@ -1,7 +1,7 @@
-"""bench/gpu.sh: the order of its parts, their time, what it leaves and what it refuses, and a rehearsal.
+"""bench/gpu.sh: the order and time of its parts, the files it leaves, what it refuses, and a rehearsal.
 
-What the parts find on a GPU no test can say; that they run from end to end is shown by the rehearsal. What they train is
-planned in test_gpu_rows.py.
+No test can say what the parts find on a GPU. The rehearsal shows that they run from end to end. Their trainings are checked in
+test_gpu_rows.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from tests.bench.shell import ROOT, run
 
-# An interpreter that says what it was asked, and does what the name of the part says.
+# An interpreter that prints its arguments and then does what the name of the part says.
 STUB = """#!/usr/bin/env bash
 case "$1" in
 -) cat >/dev/null ;;
@@ -47,7 +47,7 @@ esac
 
 @pytest.fixture
 def stubbed(tmp_path: Path) -> Path:
-    """A folder with bench/gpu.sh, and `python` as its interpreter."""
+    """Return a folder with bench/gpu.sh and STUB as its interpreter `python`."""
     (tmp_path / "bench").mkdir()
     shutil.copy(ROOT / "bench" / "gpu.sh", tmp_path / "bench")
     (tmp_path / "python").write_text(STUB)
@@ -64,11 +64,11 @@ def test_a_part_that_fails_does_not_stop_the_others_and_the_table_comes_last(stu
     assert " depth:0:" in lines[-1]
 
 
-def test_all_parts_together_have_less_than_nine_minutes_and_what_one_leaves_the_next_has(stubbed: Path) -> None:
+def test_all_parts_together_have_less_than_nine_minutes_and_pass_on_unused_time(stubbed: Path) -> None:
     done = run(stubbed / "bench" / "gpu.sh", "tests", "link", "memory", "depth", PYTHON=str(stubbed / "python"))
     limits = limits_of(done.stdout)
     assert list(limits) == ["tests", "link", "memory", "depth"]
-    # Shares of 120, 15, 85 and 40: of what is left each time, as nobody used any.
+    # Shares of 120, 15, 85 and 40: each of the time that is left, because no part used any.
     for found, most in zip(limits.values(), (525 * 120 / 260, 525 * 15 / 140, 525 * 85 / 125, 525), strict=True):
         assert most - 10 < found <= most
 
@@ -78,12 +78,12 @@ def test_one_part_alone_has_all_the_time(stubbed: Path) -> None:
     assert limits_of(done.stdout)["link"] > 500
 
 
-def test_the_smoke_and_the_races_have_a_minute_each_however_much_there_is(stubbed: Path) -> None:
+def test_the_smoke_and_the_races_have_a_minute_each_however_much_time_there_is(stubbed: Path) -> None:
     limits = limits_of(run(stubbed / "bench" / "gpu.sh", "smoke", "race", PYTHON=str(stubbed / "python")).stdout)
     assert limits == {"smoke": 60, "race": 60}
 
 
-def test_the_smoke_is_the_first_thing_of_all(stubbed: Path) -> None:
+def test_the_smoke_comes_first(stubbed: Path) -> None:
     said = run(stubbed / "bench" / "gpu.sh", "smoke", "depth", PYTHON=str(stubbed / "python")).stdout
     assert said.index("commit unknown") < said.index("bench/gpu_warm.py") < said.index("bench/gpu_depth.py")
 
@@ -94,7 +94,7 @@ def test_results_are_copied_while_a_part_still_runs(stubbed: Path) -> None:
     assert "copied meanwhile" in run(stubbed / "bench" / "gpu.sh", "largest", **where).stdout
 
 
-def test_what_was_prepared_is_used_and_the_commit_is_the_callers_or_the_prepared_one(stubbed: Path) -> None:
+def test_prepared_files_are_used_and_the_commit_is_the_callers_or_the_prepared_one(stubbed: Path) -> None:
     prepared = stubbed / ".gpu"
     (prepared / "wheels").mkdir(parents=True)
     (prepared / "cubins").mkdir()
@@ -109,12 +109,12 @@ def test_what_was_prepared_is_used_and_the_commit_is_the_callers_or_the_prepared
 
 
 def limits_of(said: str) -> dict[str, int]:
-    """Seconds that each part was given, in order."""
+    """Return the seconds that each part was given, in order."""
     found = [line.split() for line in said.splitlines() if line.startswith("== ") and "at most" in line]
     return {words[1].rstrip(","): int(words[-2]) for words in found}
 
 
-def test_a_part_that_its_limit_ends_leaves_what_it_had_found_and_time_for_the_next(stubbed: Path) -> None:
+def test_a_part_ended_by_its_limit_leaves_its_findings_and_time_for_the_next(stubbed: Path) -> None:
     (stubbed / "out").mkdir()
     where = {"PYTHON": str(stubbed / "python"), "OUT": str(stubbed / "out"), "TOTAL": "7"}
     done = run(stubbed / "bench" / "gpu.sh", "--rehearse", "capped", "depth", **where)
@@ -136,7 +136,7 @@ def test_results_and_the_whole_output_go_to_the_folder_that_comes_back(stubbed: 
     assert "gpu_kernels.py --write" in log and "report table" in log
 
 
-def test_a_part_that_does_not_exist_is_one_line(stubbed: Path) -> None:
+def test_an_unknown_part_is_refused_in_one_line(stubbed: Path) -> None:
     done = run(stubbed / "bench" / "gpu.sh", "link", "kernel", PYTHON=str(stubbed / "python"))
     assert done.returncode == 2
     assert done.stdout == ""
@@ -145,7 +145,7 @@ def test_a_part_that_does_not_exist_is_one_line(stubbed: Path) -> None:
         "choose among: smoke tests race replay link kernels capped memory largest depth"]  # fmt: skip
 
 
-def test_where_there_is_no_gpu_it_is_one_line() -> None:
+def test_a_missing_gpu_is_reported_in_one_line() -> None:
     if importlib.util.find_spec("cupy") and importlib.import_module("cupy").cuda.is_available():
         pytest.skip("there is a GPU here")
     done = run(ROOT / "bench" / "gpu.sh", PYTHON=sys.executable)
@@ -156,7 +156,7 @@ def test_where_there_is_no_gpu_it_is_one_line() -> None:
     assert "no GPU here" in line or "has no " in line
 
 
-def test_an_interpreter_that_is_not_there_is_one_line() -> None:
+def test_a_missing_interpreter_is_reported_in_one_line() -> None:
     done = run(ROOT / "bench" / "gpu.sh", PYTHON="/nowhere/python")
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["bench/gpu.sh: /nowhere/python does not run; name an interpreter by PYTHON=..."]
@@ -165,7 +165,7 @@ def test_an_interpreter_that_is_not_there_is_one_line() -> None:
 @pytest.mark.reference
 @pytest.mark.timeout(600)
 def test_a_rehearsal_runs_every_part_and_keeps_its_rows(tmp_path: Path) -> None:
-    """From a copy of what git would give, with this interpreter, on the driver of threads."""
+    """Run from a copy of the files that git would deliver, with this interpreter and the driver made of threads."""
     files = run("git", "ls-files", "-co", "--exclude-standard").stdout.split()
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Options of the parts and the arithmetic beside what they measure."""
+"""Options of the parts, and the arithmetic beside their measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from asynctile.layers import GPT2Config
 
 
-def test_what_is_no_gpu_is_not_written_and_a_gpu_that_is_not_there_not_measured(
+def test_results_without_a_gpu_are_not_written_and_a_missing_gpu_is_not_measured(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = bench("gpu_common")

@@ -1,4 +1,4 @@
-"""The one small call of every kernel that a GPU's first minute makes: right ones pass, and wrong ones are named."""
+"""One small call of every kernel, as in a GPU's first minute: right results pass, wrong ones are named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_verb_is_called_and_right(bench: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize(("verb", "operand"), [("adamw", 0), ("attention", 3), ("attention_backward_whole", 9), ("gelu", 1)])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_one_element_that_is_wrong_is_named_by_its_operand(bench: Any, verb: str, operand: int, dtype: str) -> None:
+def test_one_wrong_element_is_named_by_its_operand(bench: Any, verb: str, operand: int, dtype: str) -> None:
     once = bench("gpu_once")
     call = once.every_call(dtype)[verb]
     assert once.run_once(Spoilt(operand), verb, call) == f"operands [{operand}] are wrong"

@@ -1,4 +1,4 @@
-"""The record of what parts find: names, sections that replace their own, rows that are kept, and the short table."""
+"""The record of results: names, sections that replace their predecessors, rows that are kept, and the short table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def section_of(part: str, value: float, gpu: str = "NVIDIA H200") -> dict[str, A
             "tables": [table]}  # fmt: skip
 
 
-def test_a_part_replaces_its_own_section_and_leaves_those_of_others(bench: Any, tmp_path: Path) -> None:
+def test_a_part_replaces_its_own_section_and_leaves_the_others(bench: Any, tmp_path: Path) -> None:
     record = bench("gpu_record")
     for part, value in (("depth", 1.0), ("link", 2.0), ("depth", 3.0)):
         path = record.merge(tmp_path, part, section_of(part, value))
@@ -61,7 +61,7 @@ def rehearsal(**more: Any) -> argparse.Namespace:
     return argparse.Namespace(device="emulated", precision="fp32", write=False, **more)
 
 
-def test_what_fails_is_a_row_and_the_part_goes_on(bench: Any) -> None:
+def test_a_failure_is_a_row_and_the_part_goes_on(bench: Any) -> None:
     section = bench("gpu_record").Section("link", "Is it fast?", rehearsal())
     table = section.table("speed", "model", "cap", "s", "note")
     with section.row(table, "gpt2", 0.25):
@@ -87,7 +87,7 @@ time.sleep(60)
 
 
 def test_each_row_is_kept_when_its_part_is_ended(bench: Any, tmp_path: Path) -> None:
-    """By SIGTERM, as timeout(1) ends it."""
+    """The part is ended by SIGTERM, as timeout(1) does."""
     folder = bench("gpu_record").REHEARSED
     shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results", "__pycache__"))
     (tmp_path / "bench" / "hangs.py").write_text(HANGS)
@@ -102,7 +102,7 @@ def test_each_row_is_kept_when_its_part_is_ended(bench: Any, tmp_path: Path) -> 
     assert "| 48 | 18 |" in path.with_suffix(".md").read_text()
 
 
-def test_a_section_says_which_libraries_went_with_it_and_each_once(bench: Any) -> None:
+def test_a_section_names_each_of_its_libraries_once(bench: Any) -> None:
     section = bench("gpu_record").Section("link", "Is it fast?", rehearsal())
     driver = argparse.Namespace(attention="cuDNN 9.1", epilogues="cuBLASLt")
     section.went_by(driver, "bf16")

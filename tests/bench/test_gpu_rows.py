@@ -1,6 +1,6 @@
-"""Every training that bench/gpu.sh measures can be begun: its floor is below its cap, and its tiles are within the memory.
+"""Every training that bench/gpu.sh measures can begin: its floor is below its cap, and its tiles fit into memory.
 
-The memory is that of the machine it is for: an H200's, and 128 GiB of RAM.
+The memory is that of the intended machine: an H200 and 128 GiB of RAM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def options(bench: Any, part: str, rehearsed: bool = False) -> argparse.Namespac
 
 
 @pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest"])
-def test_every_row_can_be_begun(bench: Any, part: str) -> None:
+def test_every_row_can_begin(bench: Any, part: str) -> None:
     chosen = options(bench, part)
     rows = list(bench("gpu_rows").rows(part, chosen, DEVICE, RAM))
     assert rows
@@ -37,7 +37,7 @@ def test_every_row_can_be_begun(bench: Any, part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest"])
-def test_every_row_of_a_rehearsal_can_be_begun(bench: Any, part: str) -> None:
+def test_every_row_of_a_rehearsal_can_begin(bench: Any, part: str) -> None:
     for name, row in bench("gpu_rows").rows(part, options(bench, part, rehearsed=True), 4 << 20, 64 << 20):
         assert row.needs("cuda:0", "bf16")[0] <= (row.cap or 4 << 30), f"{part}: {name}"
 
@@ -47,8 +47,8 @@ def test_every_model_and_cap_was_placed_by_a_plan(bench: Any) -> None:
     assert {(name, share) for name in chosen.models for share in chosen.caps} == set(bench("gpu_rows").PLACED)
 
 
-def test_the_largest_model_is_the_largest(bench: Any) -> None:
-    """One layer more would not fit, and it is far beyond what the GPU holds of states."""
+def test_the_largest_model_is_the_largest_that_fits(bench: Any) -> None:
+    """One layer more would not fit, and the model's state is far larger than the GPU."""
     rows, chosen = bench("gpu_rows"), options(bench, "largest")
     cap, host = int(chosen.device_share * DEVICE), int(chosen.host_share * RAM)
     layers = rows.largest(chosen, cap, host)
@@ -67,7 +67,7 @@ def test_as_many_layers_as_fit_and_not_one_more(bench: Any, memory: int) -> None
 
 
 def test_the_memory_of_a_step_grows_by_the_same_with_every_layer() -> None:
-    """What layers_in takes for granted."""
+    """layers_in relies on this."""
 
     def needed(layers: int) -> int:
         config = GPT2Config(n_layer=layers, n_head=2, n_embd=64, block_size=64, vocab_size=300)

@@ -1,4 +1,4 @@
-"""How tests/gpu is run: what is found is known as it is found, whatever becomes of the process."""
+"""How tests/gpu is run: each finding is kept as soon as it is made, whatever becomes of the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_file_of_gpu_tests_runs(bench: Any) -> None:
     assert sorted(bench("gpu_tests").FILES) == sorted(found)
 
 
-def test_equal_bits_come_last_and_of_the_replayed_steps_four_unless_some_are_chosen(bench: Any) -> None:
+def test_equal_bits_run_last_and_only_four_replayed_steps_unless_some_are_chosen(bench: Any) -> None:
     tests = bench("gpu_tests")
     assert tests.FILES[:4] == ("adamw", "kernels", "attention", "memory") and tests.FILES[-1] == "equal_bits"
     few, chosen = (tests.command(argparse.Namespace(device="cuda:0", choose=choose), "replay") for choose in ("", "replay"))
@@ -33,7 +33,7 @@ def test_equal_bits_come_last_and_of_the_replayed_steps_four_unless_some_are_cho
     assert [name for name in named if name.removeprefix("tests/gpu/") not in listed.stdout] == []
 
 
-# Tests that pass, fail, are skipped, or take the process with them.
+# Tests that pass, fail, are skipped, or crash their process.
 CASES = {
     "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')": [
         ("test_a", "passed", ""), ("test_b", "failed", "call: assert 1 == 2"), ("test_c", "skipped", "Skipped: no GPU")],
@@ -45,7 +45,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("source", CASES, ids=["usual", "dies", "does not load"])
-def test_what_tests_found_is_known_as_it_is_found_whatever_becomes_of_their_process(
+def test_outcomes_are_known_at_once_whatever_becomes_of_their_process(
     bench: Any, tmp_path: Path, source: str
 ) -> None:
     found = list(bench("gpu_tests").outcomes(command_of(tmp_path, source)))
@@ -56,16 +56,16 @@ def test_what_tests_found_is_known_as_it_is_found_whatever_becomes_of_their_proc
 
 
 def command_of(folder: Path, source: str) -> list[str]:
-    """A command that runs them with the plugin."""
+    """Return a command that runs these tests with the plugin."""
     (folder / "test_it.py").write_text(source)
     return [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, str(folder / "test_it.py"), "-p", "no:cacheprovider",
             "-p", "gpu_outcomes", "-p", "no:faulthandler"]  # fmt: skip
 
 
-def test_a_process_that_says_nothing_any_more_is_ended_with_the_test_that_it_was_in(
+def test_a_process_that_falls_silent_is_ended_and_its_running_test_is_named(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time is up as soon as the second test has begun; nothing waits for it here."""
+    """Time is up as soon as the second test has begun, so nothing waits for it here."""
     tests = bench("gpu_tests")
     lines = tests.lines
 
@@ -81,7 +81,7 @@ def test_a_process_that_says_nothing_any_more_is_ended_with_the_test_that_it_was
     assert found == [("test_it.py::test_a", "passed", ""), ended]
 
 
-def test_lines_end_with_their_writers_or_when_none_comes_for_long(bench: Any) -> None:
+def test_lines_end_with_their_writers_or_after_a_long_silence(bench: Any) -> None:
     source, target = os.pipe()
     os.write(target, b"one\ntw")
     found = bench("gpu_tests").lines(source, 0.01)

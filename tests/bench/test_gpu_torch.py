@@ -1,4 +1,4 @@
-"""PyTorch's side as far as it needs no GPU: which micro-batch FSDP2 trains with."""
+"""PyTorch's side as far as it needs no GPU: the choice of the micro-batch for FSDP2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class Side:
-    """A model whose micro-batches take so many seconds a sequence, until one is out of memory, which spoils it."""
+    """A model with given seconds a sequence for each micro-batch size, until one runs out of memory, which spoils the model."""
 
     made = 0
 

@@ -1,4 +1,4 @@
-"""The benchmark of nanoGPT's settings compares trainings that are the same, and says so of no others."""
+"""The benchmark of nanoGPT's settings compares only trainings that are the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def nanogpt(bench: Any) -> Any:
 
 
 def sides(nanogpt: Any, ours: list[float], held_out: float) -> Any:
-    """As after a training of eight pieces of one step, with a noise of 0.2 in the last loss."""
+    """Return the sides after a training of eight pieces of one step, with a noise of 0.2 in the last loss."""
     found = {}
     for name, losses, last in (
         (nanogpt.OURS, ours, held_out), (nanogpt.OTHERS, [9.0] * 8, 2.2), (nanogpt.EAGER, [4.0] * 8, 2.0),
@@ -51,7 +51,7 @@ def test_losses_must_be_close_at_every_step_and_within_noise_at_the_end(
     assert all(goal.endswith((": met", ": MISSED")) for goal in found)
 
 
-def test_of_later_steps_only_the_difference_is_told(nanogpt: Any) -> None:
+def test_later_steps_are_told_only_by_their_difference(nanogpt: Any) -> None:
     found = sides(nanogpt, [4.0] * 300, 2.0)
     for side in found.values():
         side.training.losses = [4.0] * 300
@@ -75,7 +75,7 @@ def test_a_few_steps_go_as_in_pytorch() -> None:
     assert "MISSED" not in done.stdout
 
 
-def test_what_gives_no_interval_is_refused() -> None:
+def test_settings_that_give_no_interval_are_refused() -> None:
     for words in (("--pieces", "6"), ("--settings", "middle")):
         done = run(sys.executable, "bench/bench_nanogpt.py", *words)
         assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The least bytes that a step can move: against every schedule that there is of tiny programs, and against what runs move."""
+"""The least bytes that a step can move, against every possible schedule of tiny programs and against real runs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.program.program import Mark, Program
 from asynctile.storage.tile import Tile
 
-#: Of a tile, how many bytes are in RAM and on the device, on the device alone, and lost. The rest are in RAM alone.
+#: For one tile: bytes in RAM and on the device, bytes on the device alone, bytes lost. The rest are in RAM alone.
 Bytes = tuple[int, int, int]
-#: Entries over, and the bytes of each tile.
+#: Number of entries done, and the bytes of each tile.
 State = tuple[int, tuple[Bytes, ...]]
 UP, DOWN = "up", "down"
 
 
 class Schedules:
-    """All that can happen to the bytes of a program: each comes, goes and is written back alone, at any time.
+    """Every possible schedule of a program's bytes: each byte is loaded, evicted and written back alone, at any time.
 
-    steps: so many in a row. counted: which moves cost a byte each, UP or DOWN.
+    steps: number of steps in a row. counted: the moves that cost one a byte, UP or DOWN.
     """
 
     def __init__(self, program: Program, tiles: list[Tile], cap: int, steps: int, counted: str) -> None:
@@ -40,17 +40,17 @@ class Schedules:
         self.nothing = self.between_steps(((0, 0, 0),) * len(tiles))
 
     def from_the_best(self) -> int:
-        """The least bytes, if whatever one wants stands on the device before the first step."""
+        """Return the least bytes if any chosen bytes are on the device before the first step."""
         return min(cost for (at, _), cost in self.costs((-1, self.nothing)).items() if at == len(self.entries))
 
     def repeated(self) -> int:
-        """The least bytes, if the last step ends as the first one began."""
+        """Return the least bytes if the last step ends in the state in which the first one began."""
         ends = [stand for at, stand in self.costs((0, self.nothing)) if at == len(self.entries)]
         found = (self.costs((0, stand)).get((len(self.entries), stand)) for stand in ends)
         return min(cost for cost in found if cost is not None)
 
     def costs(self, begin: State) -> dict[State, int]:
-        """Of all states that come after, by 0-1 breadth-first search."""
+        """Return the least cost of every state reachable from `begin`, by 0-1 breadth-first search."""
         found, ahead, done = {begin: 0}, deque([begin]), set[State]()
         while ahead:
             state = ahead.popleft()
@@ -83,7 +83,7 @@ class Schedules:
             yield 0, (at + 1, self.between_steps(after) if (at + 1) % self.length == 0 else after)
 
     def between_steps(self, stand: tuple[Bytes, ...]) -> tuple[Bytes, ...]:
-        """No temporary is anywhere, and the host has written the inputs."""
+        """Return the state between steps: no temporary has bytes anywhere, and the host has written the inputs."""
         now = zip(self.tiles, self.written_by_host(stand, self.inputs), strict=True)
         return tuple(there if tile.persistent else (0, 0, tile.nbytes) for tile, there in now)
 
@@ -91,7 +91,7 @@ class Schedules:
         return tuple((0, 0, 0) if tile in tiles else now for tile, now in zip(self.tiles, stand, strict=True))
 
     def after(self, at: int, stand: tuple[Bytes, ...]) -> tuple[Bytes, ...] | None:
-        """What stands where behind the entry; None if it cannot run now."""
+        """Return the state after this entry, or None if the entry cannot run now."""
         entry = self.entries[at]
         if isinstance(entry, Mark):
             return self.written_by_host(stand, self.rewritten[entry.name])
@@ -109,9 +109,9 @@ class Schedules:
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[Program, list[Tile], int]:
-    """A program of up to seven entries over four tiles, and a cap."""
+    """Draw a program of up to seven entries over four tiles, and a cap."""
     program = Program("tiny")
-    large = draw(st.integers(0, 5))  # one tile of two bytes, at most
+    large = draw(st.integers(0, 5))  # at most one tile of two bytes
     sizes = [1 + (index == large) for index in range(4)]
     tiles = [Tile(name, (size,), np.uint8, persistent=True) for name, size in zip("vw", sizes[:2], strict=True)]
     tiles += [program.input("x", (sizes[2],), np.uint8), program.tile("t", (sizes[3],), np.uint8)]
@@ -136,7 +136,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Tile], int]:
 
 @settings(max_examples=25, deadline=None)
 @given(programs())
-def test_no_schedule_of_a_tiny_program_that_repeats_moves_fewer_bytes(bench: Any, made: Any) -> None:
+def test_no_repeating_schedule_of_a_tiny_program_moves_fewer_bytes(bench: Any, made: Any) -> None:
     program, tiles, cap = made
     up, down = (Schedules(program, tiles, cap, 1, counted).repeated() for counted in (UP, DOWN))
     for steps in (1, 2, 5):
@@ -148,7 +148,7 @@ def test_no_schedule_of_a_tiny_program_that_repeats_moves_fewer_bytes(bench: Any
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.integers(1, 2))
 def test_some_schedule_of_a_tiny_program_loads_no_more_bytes(bench: Any, made: Any, steps: int) -> None:
-    """Of steps in a row, if the ends are not held against it."""
+    """The schedule runs steps in a row, and its first and last state cost nothing."""
     program, tiles, cap = made
     up = Schedules(program, tiles, cap, steps, UP).from_the_best()
     assert up <= bench("optimum").least_bytes(program, cap, steps).uploaded_nbytes * steps
@@ -166,7 +166,7 @@ REACHED = {
 
 
 @pytest.mark.parametrize("name", REACHED)
-def test_some_schedule_that_repeats_reaches_both(bench: Any, name: str) -> None:
+def test_some_repeating_schedule_reaches_both_minima(bench: Any, name: str) -> None:
     text, cap = REACHED[name]
     program = Program(name)
     tiles = [Tile(letter, (2,), np.uint8, persistent=True) for letter in "vw"] + [program.tile("t", (2,), np.uint8)]
@@ -185,7 +185,10 @@ CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=10
 
 
 def step(update: str) -> tuple[Program, list[Tile]]:
-    """A training step and its standing tiles. update: where, or "half" for every second tile on the host."""
+    """Return a training step and its persistent tiles.
+
+    update: where updates run, "device" or "host"; "half" puts every second tile on the host.
+    """
     parameters = Parameters(CONFIG, Tiling(CONFIG, 32))
     standing = list(parameters.states())
     on_host = frozenset({"device": [], "host": standing, "half": standing[::2]}[update])
@@ -206,7 +209,7 @@ def test_no_run_moves_fewer_bytes_under_any_cap_and_none_many_more(bench: Any, u
     assert all(loaded < 1.4 * least for least, loaded in moved)
 
 
-def test_operands_that_are_more_than_the_cap_are_refused(bench: Any) -> None:
+def test_operands_larger_than_the_cap_are_refused(bench: Any) -> None:
     program, _ = step("device")
     most = max(sum(tile.nbytes for tile in set(entry.tiles)) for entry in program.entries)
     assert bench("optimum").least_bytes(program, most).uploaded_nbytes
@@ -214,6 +217,6 @@ def test_operands_that_are_more_than_the_cap_are_refused(bench: Any) -> None:
         bench("optimum").least_bytes(program, most - 1)
 
 
-def test_what_a_step_should_load_at_most_is_that_of_the_next_smaller_cap(bench: Any) -> None:
+def test_the_load_limit_of_a_step_is_that_of_the_next_smaller_cap(bench: Any) -> None:
     most = bench("optimum").most_at
     assert [most(share) for share in (0.05, 0.1, 0.2, 0.25, 0.5, 0.9)] == [None, 1.4, 1.4, 1.25, 1.15, 1.15]

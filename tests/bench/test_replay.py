@@ -1,4 +1,4 @@
-"""The benchmark of replayed steps: a small model stands for a large one, counts are those of a step, and misses are named."""
+"""The benchmark of replayed steps: a small model stands for a large one, steps are counted, and missed goals are named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recorded(config: GPT2Config, tile: int) -> tuple[Program, Demand]:
     return program, demand_of([program], parameters.states())
 
 
-def test_a_shrunk_model_takes_as_long_for_compute_and_for_copies_as_the_whole_one_on_another_scale(replay: Any) -> None:
+def test_a_shrunk_model_keeps_the_ratio_of_compute_to_copies_on_another_scale(replay: Any) -> None:
     whole, shrunk = recorded(CONFIG, 512), recorded(replay.shrunk(CONFIG, SCALE), 512 // SCALE)
     rates = Machine(device="cuda:0", precision="bf16").rates
     by_rates = rates, replay.shrunk_rates(SCALE)
@@ -45,7 +45,7 @@ def test_a_shrunk_model_takes_as_long_for_compute_and_for_copies_as_the_whole_on
     assert took[0] / took[1] == pytest.approx(SCALE**2, rel=0.1)
 
 
-def test_a_shrunk_model_updates_the_tiles_in_ram_that_the_whole_one_would(replay: Any) -> None:
+def test_a_shrunk_model_updates_the_same_tiles_in_ram_as_the_whole_model(replay: Any) -> None:
     found = []
     for config, tile, rates in ((CONFIG, 512, Machine(device="cuda:0", precision="bf16").rates),
                                 (replay.shrunk(CONFIG, SCALE), 512 // SCALE, replay.shrunk_rates(SCALE))):  # fmt: skip
@@ -71,7 +71,7 @@ def step(replay: Any, **more: Any) -> Any:
         (0.0, {"loop_s": 0.0006}, "MISSED: loop"),
     ],
 )
-def test_what_is_missed_is_named_and_first_steps_do_not_count(replay: Any, share: float, more: Any, said: str) -> None:
+def test_missed_goals_are_named_and_first_steps_do_not_count(replay: Any, share: float, more: Any, said: str) -> None:
     bad = step(replay, calls=9999, cpu_s=9.0, loop_s=9.0, nodes=9999)
     found = replay.Run([bad] * replay.FIRST + [step(replay, **more)] * 3 + [bad], 100, 3, 0.1)
     assert replay.missed(replay.Case("gpt2", share, "device"), found) == said

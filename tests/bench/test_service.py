@@ -1,4 +1,4 @@
-"""The benchmark of a service: its client never waits, and latency counts from when a request was due, in every phase."""
+"""The benchmark of a service: its client never waits, and latency counts from a request's due time, in every phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.bench.shell import ROOT, clean, run
 
 
-async def test_the_client_asks_on_though_nobody_answers_and_then_takes_every_answer() -> None:
+async def test_the_client_keeps_asking_without_answers_and_then_takes_every_answer() -> None:
     waiting: list[tuple[int, asyncio.StreamWriter]] = []
     enough = asyncio.Event()
 
@@ -43,7 +43,7 @@ async def test_the_client_asks_on_though_nobody_answers_and_then_takes_every_ans
     assert [due for due, _, _ in asked] == sorted(due for due, _, _ in asked)
 
 
-async def test_latency_is_counted_from_when_a_request_was_due_and_by_the_phase_it_was_due_in(
+async def test_latency_counts_from_the_due_time_of_a_request_and_in_the_phase_of_that_time(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = bench("bench_service")

@@ -1,4 +1,4 @@
-"""The benchmark of shares: steps of a window count in part, trainings run at the same time, and what each gets is judged."""
+"""The benchmark of shares: a window counts steps in part, trainings run at the same time, and each share is judged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def test_of_a_step_that_reaches_beyond_the_window_the_part_in_it_counts(bench: Any) -> None:
+def test_a_step_that_crosses_the_end_of_the_window_counts_in_part(bench: Any) -> None:
     steps = bench("window").Steps(None, (None, None))
     steps.ends = [0.0, 1.0, 3.0, 4.0]
     assert steps.rate(0.5, 2.5) == pytest.approx((0.5 + 0.75) / 2)
@@ -48,7 +48,7 @@ def together(shares: Any, first: float, second: float) -> Any:
 
 
 @pytest.mark.parametrize(("first", "part", "whole"), [(5.0, "met", "met"), (3.0, "MISSED", "MISSED"), (6.5, "MISSED", "met")])
-def test_a_part_and_what_two_do_together_are_judged_apart(bench: Any, first: float, part: str, whole: str) -> None:
+def test_a_single_part_and_the_sum_of_two_are_judged_apart(bench: Any, first: float, part: str, whole: str) -> None:
     shares = bench("bench_shares")
     _, equal, other = shares.results(together(shares, first, 5.0)).rows
     assert equal[3] == pytest.approx(first / (first + 5)) and part in equal[4]
@@ -56,7 +56,7 @@ def test_a_part_and_what_two_do_together_are_judged_apart(bench: Any, first: flo
     assert "met" in other[4] and "met" in other[6]
 
 
-async def test_it_runs(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_benchmark_runs(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["bench_shares.py", "--rounds=1", "--seconds=0.05", "--batch=1"])
     await bench("bench_shares").main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("  1 and 1", "  3 and 1"))]

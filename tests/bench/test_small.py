@@ -1,4 +1,4 @@
-"""The benchmark of the small model compares sides that compute the same, or none."""
+"""The benchmark of the small model compares only sides that compute the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def small(bench: Any) -> Any:
 
 
 def trainings(small: Any, **losses: list[float]) -> Any:
-    """Sides with these losses so far; 3, 2, 1 where none are given."""
+    """Return sides with these losses so far, or 3, 2, 1, 0.5 by default."""
     found = {name: small.Training(None, 3) for name in (*small.PLACES, small.EAGER)}
     for name, training in found.items():
         training.losses = losses.get(name.partition(",")[0].replace(" ", "_"), [3.0, 2.0, 1.0, 0.5])
@@ -40,7 +40,7 @@ def test_sides_that_compute_something_else_are_refused(small: Any, losses: Any) 
 
 
 @pytest.mark.reference
-def test_a_model_of_pytorch_takes_every_weight_by_its_hugging_face_name(bench: Any, small: Any) -> None:
+def test_a_pytorch_model_takes_every_weight_by_its_hugging_face_name(bench: Any, small: Any) -> None:
     torch_step = bench("torch_step")
     model = torch_step.Reference(small.SHAPE)
     state = {name: value.numpy().copy() for name, value in model.state_dict().items()}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-def test_the_rate_of_the_link_follows_the_resident_step_alone(bench: Any) -> None:
+def test_the_rate_of_the_link_follows_from_the_resident_step_alone(bench: Any) -> None:
     found = bench("bench_stream")
     assert found.rate_of(0.25, 2.0048) == pytest.approx(246.3e6, rel=1e-3)
     assert found.rate_of(0.10, 2.0429) == pytest.approx(342.6e6, rel=1e-3)

@@ -1,4 +1,4 @@
-"""The benchmarks of texts: what counts as a token's time, what is held against transformers, and that they run."""
+"""The benchmarks of texts: the time of a token, the comparison with transformers, and that they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asynctile.layers import GPT2Config
 
 
 class Serving:
-    """A server whose tokens are 7, 8 and so on, `missing` fewer than are asked for."""
+    """A server whose tokens are 7, 8 and so on, `missing` fewer than requested."""
 
     def __init__(self, missing: int = 0) -> None:
         self._missing = missing
@@ -23,7 +23,7 @@ class Serving:
             yield SimpleNamespace(id=7 + index)
 
 
-async def test_a_text_is_its_ids_and_when_each_came_and_one_that_is_short_is_refused(bench: Any) -> None:
+async def test_a_text_has_its_ids_and_arrival_times_and_a_short_text_is_refused(bench: Any) -> None:
     texts = bench("texts")
     ids, times = await texts.write(Serving(), [1], 3)
     assert ids == [7, 8, 9]
@@ -32,14 +32,14 @@ async def test_a_text_is_its_ids_and_when_each_came_and_one_that_is_short_is_ref
         await texts.write(Serving(missing=1), [1], 3)
 
 
-def test_bytes_of_weights_leave_out_positions_and_those_of_a_cache_grow_by_the_token(bench: Any) -> None:
+def test_bytes_of_weights_leave_out_positions_and_bytes_of_a_cache_grow_by_the_token(bench: Any) -> None:
     texts = bench("texts")
     short, long = (GPT2Config(n_layer=2, n_head=2, n_embd=8, block_size=size, vocab_size=11) for size in (16, 64))
     assert texts.weights_nbytes(short) == texts.weights_nbytes(long) == 4 * (short.parameter_count - 16 * 8)
     assert texts.cache_nbytes(short, 3) == 3 * texts.cache_nbytes(short, 1) == 3 * 2 * 2 * 8 * 4
 
 
-def test_a_context_is_held_against_the_shortest_of_its_width(bench: Any) -> None:
+def test_a_context_is_compared_with_the_shortest_of_its_width(bench: Any) -> None:
     context = bench("bench_context")
     config = {width: GPT2Config(n_layer=4, n_head=1, n_embd=width, block_size=64, vocab_size=256) for width in (32, 64)}
     texts = {
@@ -53,7 +53,7 @@ def test_a_context_is_held_against_the_shortest_of_its_width(bench: Any) -> None
 
 
 @pytest.mark.reference
-def test_greedy_texts_are_compared_up_to_where_they_part_and_another_first_token_is_refused(bench: Any) -> None:
+def test_greedy_texts_are_compared_until_they_part_and_another_first_token_is_refused(bench: Any) -> None:
     generate = bench("bench_generate")
     ours = {(2, generate.GREEDY): [[1, 2, 3, 4], [5, 6, 7, 8]], (2, generate.SAMPLED): [[1], [2]]}
     theirs = {(2, generate.GREEDY): [[1, 2, 9, 4], [5, 6, 7, 8]], (2, generate.SAMPLED): [[3], [4]]}
@@ -70,7 +70,9 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", ["bench_context", pytest.param("bench_generate", marks=pytest.mark.reference)])
-async def test_it_runs(bench: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_benchmark_runs(
+    bench: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *TINY[name]])
     await bench(name).main()
     said = capsys.readouterr().out

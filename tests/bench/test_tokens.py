@@ -1,4 +1,4 @@
-"""The benchmark of tokens beside a training: texts are asked for at set times, and what may be lost is judged."""
+"""The benchmark of tokens beside a training: texts are requested at set times, and the loss of speed is judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asynctile.layers import GPT2Config
 
 
 class Serving:
-    """A server that writes nothing before `may`; four_asked: it was asked for so many texts."""
+    """A server that writes nothing before `may` is set. four_asked: set once that many texts were requested."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -30,7 +30,7 @@ class Serving:
             yield SimpleNamespace(id=index)
 
 
-async def test_texts_are_asked_for_though_none_is_answered_and_the_first_token_counts_from_when_it_was_due(bench: Any) -> None:
+async def test_texts_are_requested_without_answers_and_a_first_token_counts_from_its_due_time(bench: Any) -> None:
     tokens, server = bench("bench_tokens"), Serving()
     config = GPT2Config(n_layer=1, n_head=1, n_embd=8, block_size=32, vocab_size=11)
     one = tokens.Requests(server, None, config, Namespace(tokens=3, requests=200.0, seconds=0.1))
@@ -49,7 +49,7 @@ async def test_texts_are_asked_for_though_none_is_answered_and_the_first_token_c
 @pytest.mark.parametrize(
     ("lag", "own", "kept", "said"), [(3.0, 4.9, 8.1, ("met", "met", "met")), (8.1, 151.0, 7.0, ("MISSED", "MISSED", "MISSED"))]
 )
-def test_three_times_unloaded_and_one_operation_are_allowed_and_without_a_share_a_step_and_a_half(
+def test_goals_are_three_times_unloaded_plus_one_operation_or_one_and_a_half_steps(
     bench: Any, lag: float, own: float, kept: float, said: Sequence[str]
 ) -> None:
     tokens = bench("bench_tokens")
@@ -65,7 +65,7 @@ def test_three_times_unloaded_and_one_operation_are_allowed_and_without_a_share_
     assert [row[-1] for row in training.rows] == [None, *[f"at least 0.8: {said[2]}"] * 2]
 
 
-async def test_it_runs(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_benchmark_runs(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = ["--rounds=1", "--seconds=0.2", "--requests=10", "--tokens=3", "--batch=1", "--block=32"]
     monkeypatch.setattr(sys, "argv", ["bench_tokens.py", *tiny])
     await bench("bench_tokens").main()
@@ -73,7 +73,7 @@ async def test_it_runs(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert len(rows) == 5
 
 
-async def test_against_another_tree_texts_are_written_one_after_another_and_steps_go_on(bench: Any) -> None:
+async def test_against_another_tree_texts_are_written_one_by_one_and_steps_go_on(bench: Any) -> None:
     tokens = bench("bench_tokens")
     options = Namespace(seconds=0.2, tokens=3, batch=1, block=32)
     async with tokens.opened(options) as sides:

@@ -17,7 +17,7 @@ Program = Callable[..., Result]
 
 
 class Timer:
-    """Over as soon as it starts, or never."""
+    """A timer that is over as soon as it starts, or never."""
 
     is_over = False
 
@@ -29,12 +29,12 @@ class Timer:
             self.tell()
 
     def cancel(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> type[Timer]:
-    """In place of the second after which `plan` says what it does: on a busy machine any plan takes longer."""
+    """Replace the second after which `plan` says what it is doing: on a busy machine any plan takes longer."""
     monkeypatch.setattr("asynctile.cli.plan.Timer", Timer)
     monkeypatch.setattr(Timer, "is_over", False)
     return Timer
@@ -69,7 +69,7 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
 
 @pytest.fixture
 def train(program: Program, text: Path, shape: Path) -> Program:
-    """`asynctile train` on that text and model; further words replace options."""
+    """Return a function that runs `asynctile train` on that text and model; further words replace options."""
     usual = {"--data": text, "--model": shape, "--device": "cpu", "--batch-size": 4, "--steps": 6}
 
     def call(*words: object) -> Result:

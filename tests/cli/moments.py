@@ -1,8 +1,8 @@
-"""The moments of a training at which it may be stopped, and what it must have come to however often it was.
+"""The moments at which a training may be stopped, and the outcome it must have however often it was stopped.
 
-Covers `watch`, which calls a function at each, and `outcome`. Run as a program it is killed at each of them, once: `python -m
-tests.cli.moments FOLDER WORDS...` forks trainings, of which each goes on where the one before was killed, until one ends, and
-prints at which moments that was. Signals at the same moments are test_resuming.py's.
+`watch` calls a function at each moment, and `outcome` reads the result. Run as a program, this module kills a training at each
+moment once: `python -m tests.cli.moments FOLDER WORDS...` forks trainings, each of which resumes where the one before was
+killed, until one ends; it prints the moments. test_resuming.py sends signals at the same moments.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from asynctile.cli.journal import Journal
 from asynctile.kernels.cpu import warm
 from asynctile.storage import folder
 
-#: What follows from the options alone; times and bytes do not.
+#: Numbers that follow from the options alone; times and bytes do not.
 _TIMELESS = ("step", "loss", "lr", "grad_norm", "skipped", "validation_loss", "validation_perplexity",
              "validation_bits_per_byte", "validation_tokens", "text")  # fmt: skip
-#: Moments behind which a kill leaves what it leaves before the next.
+#: A kill after one of these moments leaves the same state as a kill before the next moment.
 _AS_ANOTHER = ("behind the line of step", "behind the line of text", "behind validation ", "behind saving")
 _MOST_LIVES = 100
 
 
 def watch(patch: Callable[[Any, str, Any], None], reached: Callable[[str], None]) -> None:
-    """Call `reached`, with the name of the moment: before and behind each line, in the midst of a validation, as a validation
-    or a save is shown, before and behind the renaming of a folder that was saved.
+    """Call `reached` with the name of each moment of a run.
+
+    The moments are: before and after each line, in the middle of a validation, when a validation or a save is shown, before and
+    after the renaming of a saved folder.
     """
     newest = [""]
 
@@ -65,7 +67,7 @@ def watch(patch: Callable[[Any, str, Any], None], reached: Callable[[str], None]
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What is the same of a run that was stopped and of one that was not."""
+    """Return everything that must be equal in a run that was stopped and in one that was not."""
     found: dict[str, Any] = {}
     for name in ("metrics.jsonl", "samples.jsonl"):
         lines = map(json.loads, (run / name).read_text().splitlines())
@@ -82,7 +84,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 def _killed_everywhere(place: Path, words: list[str]) -> list[str]:
-    """Train in place/run, killed at each moment once. Returns the moments."""
+    """Train in place/run, killed once at each moment; return the moments."""
     import_module("asynctile.cli.train")
     warm()  # so that a fork begins in milliseconds
     seen: list[str] = []
@@ -103,7 +105,7 @@ def _killed_everywhere(place: Path, words: list[str]) -> list[str]:
 
 
 def _be_trained(run: Path, words: list[str], seen: list[str], pipe: int) -> None:
-    """In the fork. One that was killed before it had made its record begins anew."""
+    """Train in the forked process. A run that was killed before it had made its record starts anew."""
 
     def reached(moment: str) -> None:
         if moment not in seen and not moment.startswith(_AS_ANOTHER):

@@ -1,4 +1,4 @@
-"""What is said without a command: help, the version, the nearest command or option; and that nothing heavy is imported."""
+"""Answers without a command: help, the version, the nearest command or option; nothing heavy is imported for them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from asynctile.cli.options import Options
 from tests.cli.conftest import Program
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What takes seconds to import, or is needed by commands alone.
+#: Modules that take seconds to import, or that only commands need.
 HEAVY = ("numpy", "numba", "scipy", "rich", "asyncio", "tokenizers", "psutil")
 
 
 @pytest.mark.parametrize("words", ["", "--help", "--version", "train --help", "plan --help", "stress --help", "trian"])
-def test_what_runs_no_command_imports_nothing_heavy(words: str) -> None:
+def test_answers_without_a_command_import_nothing_heavy(words: str) -> None:
     script = f"""
 import sys
 from asynctile.cli import main
@@ -36,7 +36,7 @@ print("heavy:", sorted(found & set({HEAVY})))
     assert done.stdout.splitlines()[-1] == "heavy: []", done.stdout + done.stderr
 
 
-def test_without_a_word_it_helps(program: Program) -> None:
+def test_without_arguments_the_help_is_printed(program: Program) -> None:
     status, out, err = program()
     assert (status, err) == (0, "")
     assert all(command in out for command in COMMANDS) and "None" not in out
@@ -72,7 +72,7 @@ def test_version(program: Program) -> None:
     ("train --n-layer 3", "set the shape of a new model with --model"),
     ("info --wxyz", "asynctile info: unknown arguments: --wxyz (see asynctile info --help)"),
 ])  # fmt: skip
-def test_what_is_mistyped_is_answered_with_the_nearest(program: Program, words: str, said: str) -> None:
+def test_a_mistyped_word_is_answered_with_the_nearest_one(program: Program, words: str, said: str) -> None:
     status, out, err = program(*words.split())
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err
@@ -84,13 +84,13 @@ def test_what_is_mistyped_is_answered_with_the_nearest(program: Program, words: 
     ("evaluate x --data a --data b", "asynctile evaluate: argument --data: given twice"),
     ("generate x --prompt a --seed 1 --prompt b", "asynctile generate: argument --prompt: given twice"),
 ])  # fmt: skip
-def test_of_two_texts_none_is_left_out_without_a_word(program: Program, words: str, said: str) -> None:
+def test_an_option_that_is_typed_twice_is_never_dropped_silently(program: Program, words: str, said: str) -> None:
     status, out, err = program(*words.split())
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err
 
 
-def test_other_options_may_come_again_and_the_last_counts() -> None:
+def test_other_options_may_be_repeated_and_the_last_one_counts() -> None:
     parser = build_parser("1")
     found = parser.parse_args(["generate", "x", "--prompt=--data", "--stop", "a", "--stop=--data"])
     assert (found.prompt, found.stop) == ("--data", ["a", "--data"])
@@ -111,7 +111,7 @@ def test_the_help_of_train_has_every_option_and_its_default_under_a_heading(prog
     assert len(headings(out)) >= 6 and out.startswith("usage: asynctile train [OPTION ...]\n")
 
 
-def test_the_help_of_plan_has_what_changes_a_plan_and_the_rest_is_accepted(program: Program) -> None:
+def test_the_help_of_plan_has_options_that_change_a_plan_and_the_rest_is_accepted(program: Program) -> None:
     status, out, _ = program("plan", "--help")
     shown = {name for name in options_of(Options) if f"  {flag(name)} " in out or f"  {flag(name)}," in out}
     assert {"model", "batch_size", "device_memory", "clip_norm", "tile", "out"} <= shown

@@ -1,6 +1,6 @@
-"""Classes that --callback names: where they come from, what a run tells them, and what is said of those that cannot be.
+"""Classes named by --callback: where they are found, what a run tells them, and messages about classes that do not work.
 
-Who is told in which order and on which thread is tests/test_callbacks.py.
+Order and thread of the calls are tested in tests/test_callbacks.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.conftest import Program
 
-#: Writes what it is told beside itself.
+#: A callback that writes what it is told into a file beside it.
 LISTENING = '''
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("listeners", None)
 
 
-def test_a_class_of_the_current_folder_is_told_of_the_run_and_is_named_again_when_that_goes_on(
+def test_a_class_of_the_current_folder_is_told_of_the_run_and_must_be_named_again_on_resume(
     train: Program, program: Program, folder: Path
 ) -> None:
     status, _, err = train("--out", "run", "--steps", 4, "--save-every", 2, "--validate-every", 4, "--callback",
@@ -95,7 +95,7 @@ def test_a_class_of_the_current_folder_is_told_of_the_run_and_is_named_again_whe
     assert told[0][3] == 6 and [words[1] for words in told if words[0] == "step"] == [6]
 
 
-def test_one_that_fails_ends_the_run_as_a_step_would(train: Program, program: Program, folder: Path) -> None:
+def test_a_failing_callback_ends_the_run_as_a_failing_step_would(train: Program, program: Program, folder: Path) -> None:
     status, _, err = train("--out", "run", "--save-every", 2, "--callback", "listeners:Failing", "--callback",
                            "listeners:Listening")
     assert (status, err.count("\n")) == (2, 1)
@@ -114,7 +114,9 @@ def test_one_that_fails_ends_the_run_as_a_step_would(train: Program, program: Pr
     ("listeners:Refusing", "failed to start: PermissionError('log in first'); fix the class"),
     ("listeners:Other", "listeners:Other makes a Other, not an asynctile.callbacks.Callback"),
 ])  # fmt: skip
-def test_what_is_no_callback_is_refused_before_anything_is_made(train: Program, folder: Path, name: str, said: str) -> None:
+def test_a_name_that_is_no_callback_is_refused_before_anything_is_made(
+    train: Program, folder: Path, name: str, said: str
+) -> None:
     status, _, err = train("--out", "run", "--callback", name)
     assert (status, err.count("\n")) == (2, 1) and said in err
     assert not (folder / "run").exists()

@@ -1,6 +1,6 @@
-"""The model card of a run: what it says of numbers, options and the model it began with, and that its head stays readable.
+"""The model card of a run: its numbers, options and starting model, and a head that always stays readable.
 
-That the Hub's own reader takes it is tests/reference/test_walk_through.py.
+tests/reference/test_walk_through.py checks that the Hub's own reader accepts it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def card(*, name: str = "run", options: dict[str, Any] | None = None, lines: Any
 
 
 def head(text: str) -> dict[str, Any]:
-    """The fields whose values are JSON."""
+    """Return the fields of the head whose values are JSON."""
     begin, lines, _ = text.split("---\n", 2)
     assert not begin
     fields = (line.partition(": ") for line in lines.splitlines())
@@ -56,9 +56,9 @@ def rows(text: str) -> dict[str, str]:
     return {row[0]: row[1] for row in cells if len(row) == 2}
 
 
-def test_lines_are_not_kept() -> None:
+def test_lines_are_not_kept_in_memory() -> None:
     class Line(dict[str, Any]):
-        """A dict that can be asked whether it is still there."""
+        """A dict that supports weak references."""
 
     made: list[weakref.ref[Line]] = []
 
@@ -93,7 +93,7 @@ def test_before_any_validation_the_head_claims_no_result() -> None:
     assert rows(text).keys() >= {"steps", "training loss, nats per token, mean of the last 1 steps"}
 
 
-def test_it_says_what_decides_the_result_and_no_place() -> None:
+def test_the_card_names_what_decides_the_result_and_no_paths() -> None:
     text = card(options={"data": "/home/me/texts", "tokenizer": "/home/me/tok/tokenizer.json", "tile": None})
     found = rows(text)
     assert (found["`--data`"], found["`--tokenizer`"], found["`--seed`"]) == ("texts", "tokenizer.json", "7")
@@ -110,7 +110,7 @@ def test_it_says_what_decides_the_result_and_no_place() -> None:
     ("/home/me/models/tuned", "Training started from the weights of `tuned`; this card"),
     ("/c/hub/models--openai-community--gpt2/snapshots/607a30d", "Training started from the weights of `openai-community/gpt2`"),
 ])  # fmt: skip
-def test_it_names_what_the_run_began_with(model: str | None, sentence: str) -> None:
+def test_the_card_names_the_model_that_the_run_started_from(model: str | None, sentence: str) -> None:
     text = card(options={"model": model})
     assert sentence in text
     assert head(text).get("base_model") == ("openai-community/gpt2" if model and "--" in model else None)
@@ -130,7 +130,7 @@ def test_it_names_what_the_run_began_with(model: str | None, sentence: str) -> N
     (b"---\nlicense: \xff\n---\n", []),
     (b"---\nlicense: mit\n" + b"#" * (1 << 16) + b"\n---\n", []),
 ])  # fmt: skip
-def test_license_and_language_of_the_card_before_stay(before: bytes | None, kept: list[str]) -> None:
+def test_license_and_language_of_an_earlier_card_stay(before: bytes | None, kept: list[str]) -> None:
     text = card(before=before)
     fields = text.split("---\n")[1].splitlines()
     assert fields[4:] == kept
@@ -138,7 +138,7 @@ def test_license_and_language_of_the_card_before_stay(before: bytes | None, kept
     assert again == text
 
 
-def test_whatever_a_name_holds_stays_in_its_place() -> None:
+def test_any_name_stays_inside_its_field() -> None:
     odd = "a|b\n---\n`c`<x>\x00\x85\u2028\ud800é"
     text = card(name=odd, options={"data": f"/{odd}", "model": f"/{odd}"})
     assert head(text)["model-index"][0]["name"] == "a|b --- `c`<x>\\x00 \\ud800é"
@@ -146,7 +146,7 @@ def test_whatever_a_name_holds_stays_in_its_place() -> None:
     assert text.count("\n---\n") == 1
 
 
-def test_every_save_has_the_card_of_its_step_and_so_has_the_best(train: Program, tmp_path: Path) -> None:
+def test_every_save_and_the_best_model_have_the_card_of_their_step(train: Program, tmp_path: Path) -> None:
     assert train("--out", tmp_path / "run", "--save-every", 3, "--validate-every", 2)[0] == 0
     checkpoints = tmp_path / "run" / "checkpoints"
     for name, step, validated in (("step-000003", 3, 2), ("step-000006", 6, 6)):
@@ -157,7 +157,7 @@ def test_every_save_has_the_card_of_its_step_and_so_has_the_best(train: Program,
     assert best["lowest loss on held-out text"].endswith(f"after step {best['steps']}")
 
 
-def test_a_run_that_goes_on_has_the_card_of_one_that_was_not_stopped(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_card_of_a_run_that_was_not_stopped(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--save-every", 3)[0] == 0
     card = run / "checkpoints" / "step-000006" / "README.md"
@@ -167,7 +167,7 @@ def test_a_run_that_goes_on_has_the_card_of_one_that_was_not_stopped(train: Prog
     assert card.read_text() == expected
 
 
-def test_what_somebody_wrote_of_a_license_goes_on_with_the_run_and_into_the_next(
+def test_a_license_written_by_hand_goes_on_with_the_run_and_into_the_next_one(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run, other = tmp_path / "run", tmp_path / "other"

@@ -1,4 +1,4 @@
-"""`plan`, `info`, `--help`, and the program as a process of its own."""
+"""`plan`, `info`, `--help`, and the program in a process of its own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_plan_that_takes_long_says_what_it_works_out(
     assert re.fullmatch(r"asynctile plan: placing the tiles of [\d,]+ operations ...", places)
 
 
-def test_plan_estimates_by_the_rates_of_this_machine_or_the_one_that_is_said(
+def test_plan_estimates_with_the_rates_of_this_machine_or_with_given_rates(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = len(os.sched_getaffinity(0))
@@ -60,7 +60,7 @@ def test_plan_estimates_by_the_rates_of_this_machine_or_the_one_that_is_said(
     assert "for the GEMMs at 33 TFLOP/s" in program("plan", *words, "--gflops", 33_000)[1]
 
 
-def test_plan_measures_cores_that_nobody_has_measured_and_keeps_what_it_found(
+def test_plan_measures_unmeasured_cores_and_keeps_the_result(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = len(os.sched_getaffinity(0))
@@ -72,13 +72,13 @@ def test_plan_measures_cores_that_nobody_has_measured_and_keeps_what_it_found(
     assert measured == []
 
 
-def test_plan_of_a_large_model_makes_none(program: Program) -> None:
+def test_plan_of_a_large_model_makes_no_model(program: Program) -> None:
     words = ("--device", "emulated", "--device-memory", "256MiB", "--batch-size", 1, "--seq-len", 256)
     status, out, _ = program("plan", "--model", "gpt2", *words)
     assert status == 0 and "50257" in out
 
 
-def test_plan_of_a_gpu_needs_none_and_says_the_rates_that_it_assumed(program: Program) -> None:
+def test_plan_of_a_gpu_needs_no_gpu_and_names_the_assumed_rates(program: Program) -> None:
     words = ("--device", "cuda:0", "--model", "gpt2", "--batch-size", 4, "--device-memory", "512MiB", "--tile", 768)
     status, out, err = program("plan", *words, "--precision", "bf16")
     assert (status, err) == (0, "")
@@ -119,7 +119,7 @@ def test_help(program: Program, command: str) -> None:
     assert status == 0 and "None" not in out and "==SUPPRESS==" not in out
 
 
-def test_as_a_module_into_a_closed_pipe() -> None:
+def test_the_module_run_into_a_closed_pipe_ends_cleanly() -> None:
     command = f"{sys.executable} -m asynctile info | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""

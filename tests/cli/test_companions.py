@@ -1,6 +1,6 @@
-"""What a run puts beside the weights of its checkpoints: the tokenizer that it learned with, for other programs to open.
+"""Files beside the weights of a run's checkpoints: the tokenizer that it learned with, for other programs to open.
 
-How a model keeps them is tests/layers/test_companions.py.
+tests/layers/test_companions.py tests how a model keeps them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def beside(run: Path, step: int) -> dict[str, bytes]:
 
 
 def others(folder: Path) -> dict[str, bytes]:
-    """All but the card, which is of the run (test_card.py)."""
+    """Return all companions but the card, which is tested in test_card.py."""
     return {name: (folder / name).read_bytes() for name in LIMITS if name != CARD and (folder / name).exists()}
 
 
@@ -51,13 +51,13 @@ def test_a_checkpoint_has_the_tokenizer_and_the_run_names_it_at_its_end(
     assert found["tokenizer.json"] == ByteTokenizer().to_json() == (run / "tokenizer.json").read_bytes()
     assert json.loads(found["tokenizer_config.json"])["model_max_length"] == 32
     assert read(run, 6, "config.json")["eos_token_id"] is None
-    # As the start of another run it brings all of that along.
+    # When another run starts from it, the checkpoint brings all of that along.
     other = tmp_path / "other"
     assert train("--out", other, "--model", run / "checkpoints" / "step-000006", "--steps", 1)[0] == 0
     assert beside(other, 1) == found
 
 
-def test_a_run_of_before_there_were_companions_goes_on_and_has_them(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_run_older_than_companions_resumes_and_gets_them(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0
     folder = run / "checkpoints" / "step-000002"
@@ -82,7 +82,7 @@ def test_a_run_of_before_there_were_companions_goes_on_and_has_them(train: Progr
 
 @pytest.fixture
 def foreign(train: Program, text: Path, tmp_path: Path) -> Path:
-    """A model's folder from elsewhere, with a tokenizer whose files asynctile would not have written so."""
+    """The folder of a model from elsewhere, with a tokenizer whose files asynctile would have written differently."""
     raw = tokenizers.Tokenizer.from_buffer(train_bpe([text.read_text()], 280).to_json())
     raw.add_special_tokens(["<|endoftext|>"])
     raw.enable_truncation(7)
@@ -100,7 +100,7 @@ def foreign(train: Program, text: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_that_goes_on_with_its_tokenizer_keeps_its_files(train: Program, tmp_path: Path, foreign: Path) -> None:
+def test_a_model_that_continues_with_its_tokenizer_keeps_its_files(train: Program, tmp_path: Path, foreign: Path) -> None:
     before = others(foreign)
     assert train("--out", tmp_path / "run", "--model", foreign, "--steps", 1)[0] == 0
     assert beside(tmp_path / "run", 1) == before
@@ -108,7 +108,9 @@ def test_a_model_that_goes_on_with_its_tokenizer_keeps_its_files(train: Program,
     assert config["eos_token_id"] == [config["bos_token_id"], 3] and config["pad_token_id"] == 0
 
 
-def test_a_model_that_learns_with_another_tokenizer_gets_that_ones_files(train: Program, tmp_path: Path, foreign: Path) -> None:
+def test_a_model_trained_with_another_tokenizer_gets_that_tokenizers_files(
+    train: Program, tmp_path: Path, foreign: Path
+) -> None:
     assert train("--out", tmp_path / "run", "--model", foreign, "--steps", 1, "--tokenizer", "bytes")[0] == 0
     found = beside(tmp_path / "run", 1)
     assert found.keys() == {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -125,7 +127,7 @@ def test_a_new_model_ends_texts_as_its_tokenizer_does(program: Program, tmp_path
     end = tokenizer.special["<|endoftext|>"]
     assert (read(run, 1, "config.json")["bos_token_id"], read(run, 1, "config.json")["eos_token_id"]) == (end, end)
     assert read(run, 1, "tokenizer_config.json")["eos_token"] == "<|endoftext|>"
-    # And no published id where the tokenizer has a token of text there, or none.
+    # A published id is not used where the tokenizer has a token of text there, or none.
     for tokens, expected in ((tokenizer, end), (ByteTokenizer(), None)):
         shape = choose_shape(Options(model="gpt2"), tokens.vocab_size, token_ids(tokens))
         assert (shape.bos_token_id, shape.eos_token_id) == (expected, expected)

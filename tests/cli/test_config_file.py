@@ -1,4 +1,4 @@
-"""Options from a TOML file: what it may say, how what it may not is named, and that it counts less than what is typed."""
+"""Options from a TOML file: valid content, messages about invalid content, and that typed options win."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_keys_are_options_with_either_dash_and_values_are_as_typed(config: Path)
     ("lr 1", "is not TOML: "), ("{", "is not TOML"), ('lr = "', "is not TOML"), ("x = " + "[" * 30_000, "is nested too deep"),
     ("steps = 3\nepochs = 1", "--steps 3 and --epochs 1.0 exclude each other"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named_with_its_file(program: Program, config: Path, content: str, said: str) -> None:
+def test_invalid_content_is_named_with_its_file(program: Program, config: Path, content: str, said: str) -> None:
     config.write_text(content)
     refused(program("train", "--config", config, "--out", config.parent / "run"), str(config), said)
     assert not (config.parent / "run").exists()
@@ -66,18 +66,18 @@ def test_what_is_wrong_is_named_with_its_file(program: Program, config: Path, co
 TYPED = [name for name, entry in options_of(Options).items() if not entry.config]
 
 
-def test_where_to_write_and_what_to_run_stand_in_no_file() -> None:
+def test_the_output_folder_and_code_to_run_are_not_accepted_in_a_file() -> None:
     assert {"out", "trace", "spill", "callback"} <= set(TYPED)
 
 
 @pytest.mark.parametrize("key", [*TYPED, "resume", "config"])
-def test_what_stands_in_no_file_is_typed(program: Program, config: Path, key: str) -> None:
+def test_options_that_no_file_may_set_must_be_typed(program: Program, config: Path, key: str) -> None:
     config.write_text(f'{key} = "{config.parent}"')
     refused(program("plan", "--config", config), f"sets {key}, which no file may set; type {flag(key)} instead",
             command="plan")  # fmt: skip
 
 
-def test_a_file_that_cannot_be_read(program: Program, config: Path) -> None:
+def test_an_unreadable_file_is_refused(program: Program, config: Path) -> None:
     refused(program("plan", "--config", config), f"--config {config} cannot be read: No such file", command="plan")
     refused(program("plan", "--config", config.parent), "cannot be read: Is a directory", command="plan")
     config.write_bytes(b"lr = 1 # \xff")
@@ -91,7 +91,7 @@ VALUES = st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.sampl
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
-def test_whatever_it_says_there_are_options_or_one_sentence(
+def test_any_content_gives_options_or_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, found: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
@@ -106,7 +106,7 @@ def test_whatever_it_says_there_are_options_or_one_sentence(
         Options(**read)
 
 
-def test_a_run_is_as_its_file_says_and_what_is_typed_counts_before_it(
+def test_a_run_follows_its_file_and_typed_options_win(
     program: Program, text: Path, shape: Path, tmp_path: Path, config: Path
 ) -> None:
     config.write_text(f'data = "{text}"\nmodel = "{shape}"\ndevice = "cpu"\nbatch-size = 4\nepochs = 1\nlr = 0.01\nkeep = 1\n')

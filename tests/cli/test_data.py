@@ -1,5 +1,7 @@
-"""What --data may name besides plain text: documents in lines of JSON, tokens of nanoGPT's, a folder with more than text; and
-GPT-2's older tokenizer files. How they are read is tests/layers/test_text.py, test_raw_tokens.py and test_bpe_files.py.
+"""Values of --data besides plain text: documents in lines of JSON, nanoGPT's tokens, a folder with more than text.
+
+Also GPT-2's older tokenizer files. Reading them is tested in tests/layers/test_text.py, test_raw_tokens.py and
+test_bpe_files.py.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def ids(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_field_of_lines_of_json_is_trained_on_and_remembered(train: Program, lines: Path, tmp_path: Path) -> None:
+def test_a_run_trains_on_a_field_of_json_lines_and_remembers_it(train: Program, lines: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("--data", lines, "--out", run, "--steps", 1)
     refused(train(*words), f"{lines}, line 1, has no field 'text' (it has 'body', 'id')", "--text-field")
@@ -66,7 +68,7 @@ def test_a_link_is_read_by_its_own_name(train: Program, lines: Path, tmp_path: P
 
 
 @pytest.mark.filterwarnings("default")
-def test_all_of_it_can_be_evaluated_on(train: Program, program: Program, text: Path, lines: Path, ids: Path,
+def test_every_kind_of_data_can_be_evaluated(train: Program, program: Program, text: Path, lines: Path, ids: Path,
                                        tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "data"
     assert train("--out", run, "--steps", 1)[0] == 0
@@ -81,7 +83,7 @@ def test_all_of_it_can_be_evaluated_on(train: Program, program: Program, text: P
     refused(program("evaluate", run, "--data", lines), f"{lines}, line 1, has no field 'text'", command="evaluate")
 
 
-def test_what_is_no_text_is_counted_in_a_line_or_refused_by_what_it_is(train: Program, text: Path, tmp_path: Path) -> None:
+def test_files_without_text_are_counted_in_a_line_or_refused_by_their_kind(train: Program, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     text.rename(folder / "text.txt")
@@ -94,7 +96,7 @@ def test_what_is_no_text_is_counted_in_a_line_or_refused_by_what_it_is(train: Pr
     refused(train("--data", folder / "c.png", "--out", tmp_path / "other"), f"{folder / 'c.png'} is a PNG picture")
 
 
-def test_tokens_of_others_stay_where_they_are_and_must_be_the_same_when_the_run_goes_on(
+def test_tokens_of_others_stay_in_place_and_must_be_the_same_on_resume(
     train: Program, ids: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -129,7 +131,7 @@ def test_tokens_of_others_need_their_tokenizer(train: Program, ids: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_with_the_older_files_of_its_tokenizer_is_trained_on_and_keeps_them(
+def test_a_model_with_older_tokenizer_files_can_be_trained_and_keeps_them(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     (tmp_path / "gpt2").mkdir()

@@ -1,4 +1,4 @@
-"""What is shown while a run works, on a terminal and into a file. The figures themselves are test_pace.py."""
+"""The display of a running training, on a terminal and in a file. The figures themselves are tested in test_pace.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STATISTICS = Statistics(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`now` is the time, in seconds."""
+    """A clock that stands at `now`, in seconds."""
     clock = SimpleNamespace(now=100.0)
     for module in ("display", "pace"):
         monkeypatch.setattr(f"asynctile.cli.{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -58,7 +58,7 @@ def said(display_console: Console) -> str:
 
 
 def drawn(width: int, act: Callable[[Display], object]) -> list[str]:
-    """The lines of the picture at the end, on a terminal of that width, without what colours them."""
+    """Return the lines of the final picture on a terminal of that width, without color codes."""
     out = console(True, width)
     display = TerminalDisplay(out)
     act(display)
@@ -84,7 +84,7 @@ def test_plain_lines_are_few_and_whole(clock: SimpleNamespace) -> None:
     ]  # fmt: skip
 
 
-def test_a_plain_line_stays_below_100_characters_and_leaves_out_what_does_not_fit(clock: SimpleNamespace) -> None:
+def test_a_plain_line_stays_below_100_characters_and_drops_what_does_not_fit(clock: SimpleNamespace) -> None:
     out = console(False)
     with open_display(out) as display:
         display.begin(ahead(9_000_000, done=8_000_000, flops_per_s=1e10))
@@ -98,7 +98,7 @@ def test_a_plain_line_stays_below_100_characters_and_leaves_out_what_does_not_fi
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_stall_that_nobody_has_measured_is_not_said_to_be_none(terminal: bool) -> None:
+def test_an_unmeasured_stall_is_not_shown_as_zero(terminal: bool) -> None:
     said_of = {}
     for stall_s in (0.0, math.nan):
         out = console(terminal)
@@ -111,7 +111,7 @@ def test_a_stall_that_nobody_has_measured_is_not_said_to_be_none(terminal: bool)
     assert "stalled" in said_of[0.0] and "stalled" not in said_of[math.nan]
 
 
-def test_a_line_every_few_seconds(clock: SimpleNamespace) -> None:
+def test_a_line_is_printed_every_few_seconds(clock: SimpleNamespace) -> None:
     out = console(False)
     with open_display(out) as display:
         display.begin(ahead(100))
@@ -124,7 +124,7 @@ def test_a_line_every_few_seconds(clock: SimpleNamespace) -> None:
     assert "1:14 left" in lines[-1]
 
 
-def test_what_takes_long_says_how_far_it_is(clock: SimpleNamespace) -> None:
+def test_long_work_says_how_far_it_is(clock: SimpleNamespace) -> None:
     out = console(False)
     with open_display(out) as display:
         for done in range(11):
@@ -175,7 +175,7 @@ def test_the_picture_is_as_wide_as_the_terminal_and_no_figure_is_cut(width: int)
     assert len({*fixed}) == 1 and min(fixed[0], under_way) >= width - 52, "bars take what is left"
 
 
-def test_what_is_under_way_is_a_bar_until_it_is_done() -> None:
+def test_running_work_is_a_bar_until_it_is_done() -> None:
     def act(done: int) -> Callable[[Display], object]:
         return lambda display: [display.progress("saving step 3", now, 4, as_share) for now in (1, done)]
 
@@ -195,7 +195,7 @@ def test_a_validation_leaves_a_sentence() -> None:
     ]
 
 
-def test_a_note_is_broken_between_words_on_a_terminal_and_nowhere_else() -> None:
+def test_a_note_is_wrapped_between_words_on_a_terminal_and_nowhere_else() -> None:
     note = "the checkpoints and the metrics of this run are in runs/a-folder"
     for terminal, lines in ((True, ["the checkpoints and the metrics of this", "run are in runs/a-folder"]), (False, [note])):
         out = console(terminal, 40)

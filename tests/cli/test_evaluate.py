@@ -1,4 +1,4 @@
-"""`asynctile evaluate`: the number that the run itself has found, and that of any other text."""
+"""`asynctile evaluate`: the loss that the run itself found, and that of any other text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def figures(result: tuple[int, str, str]) -> dict[str, str]:
     return {line[:15].strip(): line[15:].split()[0] for line in out.splitlines()}
 
 
-def test_a_run_and_its_best_have_the_loss_that_they_had_in_the_run_and_nothing_is_changed(
+def test_a_run_and_its_best_model_keep_the_losses_of_the_run_and_nothing_is_changed(
     program: Program, run: Path, tmp_path: Path
 ) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -63,7 +63,7 @@ def test_any_text_can_be_named_and_all_of_it_counts(program: Program, run: Path,
     assert everything(tmp_path) == before
 
 
-def test_a_model_of_no_run_needs_a_text(program: Program, run: Path, text: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_run_needs_a_text(program: Program, run: Path, text: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints" / "best", tmp_path / "model")
     refused(program("evaluate", tmp_path / "model"), "does not belong to a run", "--data")
     assert program("evaluate", tmp_path / "model", "--data", text)[0] == 0
@@ -99,7 +99,9 @@ def test_a_signal_ends_it_while_a_thread_reads_the_text(
     assert told.count(moment) == 2 and told[-1] == moment
 
 
-def test_what_cannot_be_evaluated_is_told_in_a_line(program: Program, run: Path, text: Path, tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_evaluated_is_refused_in_a_line(
+    program: Program, run: Path, text: Path, tmp_path: Path
+) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * 32)
     refused(program("evaluate", run, "--data", short), f"data {short} has 32 tokens, less than one sequence")

@@ -1,4 +1,4 @@
-"""What options mean together, beyond what tests/cli/test_refusals.py sees through the program: the steps of epochs."""
+"""Options that depend on each other, beyond the cases of tests/cli/test_refusals.py: the steps of epochs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asynctile.cli.fitting import check_fit, steps_of
 from asynctile.cli.options import Options
 
 
-def test_epochs_are_as_many_steps_as_take_the_tokens_so_often() -> None:
+def test_epochs_become_the_steps_that_take_the_tokens_that_often() -> None:
     assert steps_of(1, 1000, 100) == 10
     assert steps_of(1, 1001, 100) == 11
     assert steps_of(2.5, 1000, 100) == 25
@@ -16,24 +16,24 @@ def test_epochs_are_as_many_steps_as_take_the_tokens_so_often() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1e300, 1e18])
-def test_epochs_without_end_are_refused(epochs: float) -> None:
+def test_infinite_epochs_are_refused(epochs: float) -> None:
     with pytest.raises(ValueError, match=r"--epochs 1e\+.* of 1,000 tokens are .* steps, expected at most 9.22e\+18"):
         steps_of(epochs, 1000, 100)
 
 
-def test_what_hangs_on_steps_is_looked_at_when_epochs_have_become_steps() -> None:
+def test_options_that_depend_on_steps_are_checked_after_epochs_become_steps() -> None:
     assert check_fit(Options(epochs=9.0, steps=1, warmup=50)).warmup_steps == 50
     with pytest.raises(ValueError, match="--warmup 50 is above --steps 9"):
         check_fit(Options(steps=9, warmup=50))
 
 
-def test_a_sample_has_an_end() -> None:
+def test_the_length_of_a_sample_is_limited() -> None:
     assert check_fit(Options(sample_tokens=1_000)).sample_tokens == 1_000
     with pytest.raises(ValueError, match="--sample-tokens 1001 makes every validation slow; choose at most 1,000"):
         check_fit(Options(sample_tokens=1_001))
 
 
-def test_the_rate_ends_at_a_tenth_unless_it_was_said_where() -> None:
+def test_the_rate_ends_at_a_tenth_unless_an_end_was_given() -> None:
     assert Options(lr=0.5).last_lr == 0.05
     assert Options(lr=0.5, min_lr=0.0).last_lr == 0.0
     assert check_fit(Options(lr=0.5, min_lr=0.5)).last_lr == 0.5

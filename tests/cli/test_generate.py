@@ -1,4 +1,4 @@
-"""`asynctile generate`: which settings reach the model, where its text ends, and what fits neither."""
+"""`asynctile generate`: settings that reach the model, the end of its text, and values that are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.test_refusals import refused
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
-    """A model of bytes."""
+    """The folder of a model of bytes."""
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=32, vocab_size=256), seed=3)
         await model.save_pretrained(tmp_path / "model")
@@ -32,7 +32,7 @@ async def folder(tmp_path: Path) -> Path:
 
 
 class Writer:
-    """In place of a model's `generate`: writes these tokens, notes what it was asked and whether it was closed."""
+    """A stand-in for a model's `generate`: it writes these tokens and notes its arguments and whether it was closed."""
 
     def __init__(self, tokens: bytes) -> None:
         self.tokens = tokens
@@ -75,8 +75,8 @@ def test_every_setting_reaches_the_model(program: Program, folder: Path, writes:
                             "repetition_penalty": None, "seed": 1}  # fmt: skip
 
 
-def test_what_is_printed_is_what_the_model_writes(program: Program, folder: Path) -> None:
-    """The likeliest tokens; those with a penalty are others."""
+def test_the_printed_text_is_the_models_text(program: Program, folder: Path) -> None:
+    """The cases take the likeliest tokens; a penalty gives other ones."""
 
     async def text(**settings: Any) -> str:
         async with Engine("cpu") as engine:
@@ -101,7 +101,7 @@ def test_what_is_printed_is_what_the_model_writes(program: Program, folder: Path
         (("it",), "a žluť, END of ", 19),
     ],
 )
-def test_a_text_ends_before_a_stop_string_and_nothing_more_is_asked_for(
+def test_a_text_ends_before_a_stop_string_and_no_further_token_is_requested(
     stops: tuple[str, ...], shown: str, written: int, program: Program, folder: Path, writes: Any
 ) -> None:
     writer = writes("a žluť, END of it".encode() + b"\xe2\x82")
@@ -142,13 +142,13 @@ def test_an_interrupted_text_ends_its_line(
         (("--stop", "a") * 65, "stop has 65 strings, expected at most 64"),
     ],
 )
-def test_settings_are_refused_before_anything_is_looked_for(
+def test_invalid_settings_are_refused_before_any_file_is_looked_for(
     words: tuple[Any, ...], sentence: str, program: Program, tmp_path: Path
 ) -> None:
     refused(program("generate", tmp_path / "none", "--prompt", "a", *words), sentence, command="generate")
 
 
-def test_a_tokenizer_that_does_not_fit_is_told_before_the_text_begins(
+def test_a_tokenizer_that_does_not_fit_is_reported_before_the_text_begins(
     program: Program, folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "words.json"

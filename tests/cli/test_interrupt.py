@@ -1,6 +1,6 @@
-"""--max-time, by which a call ends itself with status 0, and signals: which is a second one, and what a run says that it ends.
+"""--max-time, which ends a call with status 0, and signals: which one counts as a second, and how a run says that it ends.
 
-A signal at every moment of a run is tests/cli/test_resuming.py's.
+tests/cli/test_resuming.py sends a signal at every moment of a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.cli.conftest import Program
 from tests.cli.test_train import stop_after
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What says how long something took, or where bytes were; all else of a line is part of the result.
+#: The parts of a line that belong to the result; the others are durations and byte counts.
 RESULTS = ("step", "loss", "lr", "grad_norm", "tokens", "validation_loss", "validation_perplexity", "validation_tokens")
 
 
@@ -39,13 +39,13 @@ def results(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes on by a second whenever a run looks at it, to see whether its time is over."""
+    """Replace the clock by one that advances a second whenever a run asks whether its time is over."""
     count = itertools.count()
     monkeypatch.setattr("asynctile.cli.interrupt.time", SimpleNamespace(monotonic=lambda: next(count)))
 
 
 @pytest.mark.usefixtures("looks")
-def test_a_run_in_many_short_calls_is_as_in_one(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_run_in_many_short_calls_equals_one_call(train: Program, program: Program, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert train("--out", whole)[0] == 0
     status, out, err = train("--out", cut, "--max-time", "5s")
@@ -67,14 +67,14 @@ def test_a_run_in_many_short_calls_is_as_in_one(train: Program, program: Program
 
 
 @pytest.mark.usefixtures("looks")
-def test_time_that_is_over_before_the_first_step_is_said_and_leaves_nothing(train: Program, tmp_path: Path) -> None:
+def test_time_that_ends_before_the_first_step_is_reported_and_leaves_nothing(train: Program, tmp_path: Path) -> None:
     status, out, err = train("--out", tmp_path / "run", "--max-time", "1s")
     assert (status, err) == (0, "")
     assert "--max-time reached: stopped before the first step; nothing was changed" in out
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_before_the_time_is_over_is_answered_as_ever(
+def test_a_signal_before_the_time_is_over_is_answered_as_usual(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_after(monkeypatch, 2, signal.SIGTERM)
@@ -82,7 +82,7 @@ def test_a_signal_before_the_time_is_over_is_answered_as_ever(
     assert status == 130 and "--resume" in out and "--max-time" not in out
 
 
-#: A program with a clock that stands until it is set, and `signals`, which come at that time.
+#: A program with a clock that stands until it is set, and `signals`, which arrive at that time.
 CLOCK = """
 import os, signal, sys, time
 from types import SimpleNamespace
@@ -104,15 +104,15 @@ def signals(at, *numbers):
 
 
 def ended(script: str, **how: Any) -> tuple[int, str, str]:
-    """A process of `CLOCK` and that script: status, stdout, stderr."""
+    """Run `CLOCK` and the script in a process; return status, stdout and stderr."""
     command = [sys.executable, "-c", CLOCK + textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, stdout=how.get("stdout", subprocess.PIPE), stderr=subprocess.PIPE, text=True,
                           check=False, timeout=60)  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_second_signal_ends_the_process_at_once_and_one_within_two_seconds_is_part_of_the_first() -> None:
-    """Even when the loop is stuck: the first asks, nobody answers, the second must not wait."""
+def test_a_second_signal_ends_the_process_at_once_unless_it_comes_within_two_seconds() -> None:
+    """This holds even if the loop is stuck: nobody answers the first signal, and the second must not wait."""
     found = ended("""
         async def work():
             interrupt.begin_steps()
@@ -129,7 +129,7 @@ def test_a_second_signal_ends_the_process_at_once_and_one_within_two_seconds_is_
 
 
 def test_a_signal_after_the_time_is_over_asks_and_only_the_second_ends_the_process() -> None:
-    """A checkpoint may be being written by then."""
+    """A checkpoint may be in the middle of being written by then."""
     found = ended("""
         async def work():
             interrupt.end_after(1.0)
@@ -147,8 +147,8 @@ def test_a_signal_after_the_time_is_over_asks_and_only_the_second_ends_the_proce
     assert found == (130, "goes on\nstopped at once; there is nothing to go on from\n", "")
 
 
-def test_a_signal_that_another_thread_takes_wakes_the_sleeping_loop() -> None:
-    """Found by tests on a busy machine: a signal that came between the loop's last look and its sleep waited for ever."""
+def test_a_signal_taken_by_another_thread_wakes_the_sleeping_loop() -> None:
+    """Found on a busy machine: a signal between the loop's last look and its sleep waited for ever."""
     found = ended("""
         import asyncio, pathlib, threading
 
@@ -169,7 +169,7 @@ def test_a_signal_that_another_thread_takes_wakes_the_sleeping_loop() -> None:
     assert found == (0, "stopping before the first step; a second signal, at least 2 s later, stops at once\n", "")
 
 
-def test_the_end_at_once_waits_for_no_reader() -> None:
+def test_an_immediate_end_waits_for_no_reader() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):
@@ -201,13 +201,13 @@ def no_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pair(*_: object) -> None:
-    """Two signals at once, as `timeout -s INT` sends them to a process and to its group."""
+    """Send two signals at once, as `timeout -s INT` does to a process and to its group."""
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.usefixtures("no_end_at_once")
-def test_a_pair_before_there_is_a_loop_stops_before_the_first_step(
+def test_a_pair_of_signals_before_the_loop_exists_stops_before_the_first_step(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = asyncio.run
@@ -223,7 +223,7 @@ def test_a_pair_before_there_is_a_loop_stops_before_the_first_step(
 
 
 @pytest.mark.usefixtures("no_end_at_once")
-def test_a_pair_as_the_loop_ends_changes_nothing_of_a_run_that_is_finished(
+def test_a_pair_of_signals_as_the_loop_ends_changes_nothing_of_a_finished_run(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunFolder, "unclaim", after(RunFolder.unclaim, pair))
@@ -232,7 +232,7 @@ def test_a_pair_as_the_loop_ends_changes_nothing_of_a_run_that_is_finished(
 
 
 def after(method: Callable[..., Any], act: Callable[..., None]) -> Callable[..., Any]:
-    """The method, behind which `act` is called with what it was."""
+    """Return the method with a call of `act` after it, given the method's arguments."""
 
     @wraps(method)
     def called(*given: Any) -> Any:
@@ -243,7 +243,7 @@ def after(method: Callable[..., Any], act: Callable[..., None]) -> Callable[...,
     return called
 
 
-#: A training, ended at once by a later signal behind a step, while nothing is being saved.
+#: A training that a later signal ends at once after a step, while nothing is being saved.
 STOPPED = """
 import os, signal, sys, time
 from types import SimpleNamespace
@@ -269,7 +269,7 @@ sys.exit(main(sys.argv[2:]))
     (1, "{run} has no checkpoint and starts at step 1"),
     (3, "{run} continues from {run}/checkpoints/step-000002, step 2"),
 ])  # fmt: skip
-def test_a_run_that_ends_at_once_says_what_it_goes_on_from_and_so_does_resume(
+def test_a_run_that_ends_at_once_and_its_resume_name_the_checkpoint_to_resume_from(
     program: Program, text: Path, shape: Path, tmp_path: Path, step: int, says: str
 ) -> None:
     run = tmp_path / "run"

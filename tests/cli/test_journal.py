@@ -1,4 +1,4 @@
-"""Which lines a run keeps that goes on: those of what its checkpoint holds, and none of what it does again."""
+"""The lines that a resumed run keeps: those that its checkpoint covers, and none that it will repeat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINES: list[dict[str, Any]] = [
     (ResumePoint(step=2, skipped=2, validated=2), [0, 1, 2, 3, 4, 5, 6]),
     (ResumePoint(step=9, skipped=9, validated=9), list(range(9))),
 ])  # fmt: skip
-def test_what_is_done_again_is_dropped(tmp_path: Path, mark: ResumePoint, kept: list[int]) -> None:
+def test_lines_that_will_be_repeated_are_dropped(tmp_path: Path, mark: ResumePoint, kept: list[int]) -> None:
     journal = Journal(tmp_path, "lines.jsonl")
     with Folder.open(tmp_path) as folder:
         for line in LINES:
@@ -48,7 +48,7 @@ def test_what_is_done_again_is_dropped(tmp_path: Path, mark: ResumePoint, kept: 
     assert [json.loads(line) for line in journal.path.read_text().splitlines()] == [*(LINES[n] for n in kept), {"step": 9}]
 
 
-def test_a_file_that_was_replaced_is_not_written_on(tmp_path: Path) -> None:
+def test_a_replaced_file_is_not_written_to(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "lines.jsonl")
     with Folder.open(tmp_path) as folder:
         journal.append(folder, {"step": 1})

@@ -1,6 +1,6 @@
-"""A run in whose folder somebody has put links: what they lead to is not written and not removed, and one line says so.
+"""A run whose folder contains links: their targets are neither written nor removed, and one line says so.
 
-The path of a run that is typed may be a link, or go through one.
+The path of a run that the user types may be a link, or lead through one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LINKED = [
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps."""
+    """The folder of a run of two steps."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "text.txt").write_text("".join(f"line {n} of a text\n" for n in range(300)))
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
@@ -48,7 +48,7 @@ def everything(folder: Path) -> dict[str, bytes | None]:
 
 
 def move_away(path: Path, far: Path) -> None:
-    """Put what is at `path` into `far`, and a link to it in its place."""
+    """Move the file or folder at `path` into `far`, and put a link in its place."""
     far.mkdir()
     if path.exists():
         path.rename(far / path.name)
@@ -59,7 +59,7 @@ def move_away(path: Path, far: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_inside_is_refused_before_any_work(program: Program, run: Path, tmp_path: Path, name: str) -> None:
+def test_a_link_inside_a_run_is_refused_before_any_work(program: Program, run: Path, tmp_path: Path, name: str) -> None:
     move_away(run / name, tmp_path / "far")
     before = everything(tmp_path)
     status, out, err = program("train", "--resume", "--out", run, "--steps", 4, "--keep", 1)
@@ -75,7 +75,9 @@ ELSE = [
 
 @pytest.mark.parametrize("name", ELSE)
 @pytest.mark.parametrize("kind", ["pipe", "other"])
-def test_so_is_what_is_of_another_kind(program: Program, run: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_a_file_of_another_kind_is_refused_before_any_work(
+    program: Program, run: Path, tmp_path: Path, name: str, kind: str
+) -> None:
     (run / name).rename(tmp_path / "moved")
     if kind == "pipe":
         os.mkfifo(run / name)
@@ -89,7 +91,7 @@ def test_so_is_what_is_of_another_kind(program: Program, run: Path, tmp_path: Pa
     assert everything(tmp_path) == before
 
 
-def test_a_folder_of_checkpoints_that_takes_none_is_refused_before_any_work(
+def test_an_unwritable_folder_of_checkpoints_is_refused_before_any_work(
     program: Program, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asynctile.cli.checkpoints.os.access", lambda *_, **__: False)  # root may write everywhere
@@ -99,13 +101,13 @@ def test_a_folder_of_checkpoints_that_takes_none_is_refused_before_any_work(
     assert everything(tmp_path) == before
 
 
-def test_a_token_that_the_model_has_not_names_the_file_it_stands_in(program: Program, run: Path) -> None:
+def test_a_token_outside_the_models_vocabulary_is_named_with_its_file(program: Program, run: Path) -> None:
     (run / "tokens" / "tokens.bin").write_bytes(b"\xff" * (run / "tokens" / "tokens.bin").stat().st_size)
     status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
     assert (status, err.count("\n")) == (2, 1) and f"tokens of the run {run} were damaged" in err and "one is 65535" in err
 
 
-def test_a_held_out_token_that_the_model_has_not_is_found_before_anything_is_changed(
+def test_a_held_out_token_outside_the_vocabulary_is_found_before_anything_is_changed(
     program: Program, run: Path, tmp_path: Path
 ) -> None:
     tokens = run / "validation" / "tokens.bin"
@@ -130,7 +132,9 @@ def test_a_run_may_be_named_through_links(program: Program, run: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-000002", "run.json", "tokenizer.json"])
-def test_who_only_reads_follows_links_and_changes_nothing(program: Program, run: Path, tmp_path: Path, name: str) -> None:
+def test_commands_that_only_read_follow_links_and_change_nothing(
+    program: Program, run: Path, tmp_path: Path, name: str
+) -> None:
     move_away(run / name, tmp_path / "far")
     before = everything(tmp_path)
     status, out, err = program("generate", run, "--prompt", "line", "--max-new-tokens", 1)
@@ -162,7 +166,9 @@ def append(run: RunFolder) -> None:
 @pytest.mark.parametrize(("name", "act"), [("checkpoints", put_folder), ("checkpoints/step-000003", put_folder),
                                            ("checkpoints/step-000001", prune), ("metrics.jsonl", append),
                                            ("samples.jsonl", append_sample), ("checkpoints/best", put_best)])  # fmt: skip
-def test_a_link_that_comes_later_is_refused_too(run: Path, tmp_path: Path, name: str, act: Callable[[RunFolder], None]) -> None:
+def test_a_link_that_appears_later_is_refused_too(
+    run: Path, tmp_path: Path, name: str, act: Callable[[RunFolder], None]
+) -> None:
     folder = RunFolder.open(run)
     folder.claim()
     try:

@@ -1,4 +1,4 @@
-"""What options make of a new trainer, and of the steps of a run: the schedule, AdamW's numbers, batches that are added up."""
+"""The trainer and the steps that options lead to: the schedule, AdamW's numbers, accumulated batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def trainer_of(options: Options) -> Trainer:
         return new_trainer(options, model)
 
 
-async def test_a_trainer_is_as_its_options() -> None:
+async def test_a_trainer_follows_its_options() -> None:
     options = Options(lr=0.5, schedule="linear", min_lr=0.01, warmup=3, steps=40, beta1=0.8, beta2=0.99, eps=1e-6,
                       weight_decay=0.2, clip_norm=2.0, micro_batches=2, gradient_accumulation=3)  # fmt: skip
     trainer = await trainer_of(options)
@@ -47,12 +47,12 @@ def rates(run: Path) -> list[float]:
     ("--min-lr 0 --warmup 2", [0.5, 1, *(0.5 + 0.5 * math.cos(math.pi * n / 4) for n in (1, 2, 3)), 0]),
 ])  # fmt: skip
 def test_the_rates_of_a_run(train: Program, tmp_path: Path, words: str, expected: list[float]) -> None:
-    """Without --min-lr it ends at a tenth; six steps have no warm-up unless one is asked for."""
+    """Without --min-lr the rate ends at a tenth; six steps have no warm-up unless one is asked for."""
     assert train("--out", tmp_path / "run", "--lr", 1, *words.split())[0] == 0
     assert rates(tmp_path / "run") == pytest.approx(expected)
 
 
-def test_what_made_the_schedule_stays_and_steps_beyond_it_are_at_its_end(
+def test_the_length_of_a_schedule_stays_and_steps_beyond_it_have_its_last_rate(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -74,10 +74,10 @@ def test_what_made_the_schedule_stays_and_steps_beyond_it_are_at_its_end(
     ("--steps 10 --decay-steps 10", "decay-steps 10 (was 8)", [1 - 0.9 * n / 10 for n in range(5, 11)]),
     ("--steps 10", "", [1 - 0.9 * n / 8 for n in range(5, 9)] + [0.1, 0.1]),
 ])  # fmt: skip
-def test_rates_that_are_said_anew_count_from_the_next_step_on_and_in_a_line(
+def test_new_rates_count_from_the_next_step_and_are_told_in_a_line(
     train: Program, program: Program, tmp_path: Path, words: str, said: str, expected: list[float]
 ) -> None:
-    """Also where the run ends again before its next checkpoint, and the one that goes on says nothing of them."""
+    """They also count where the run ends before its next checkpoint and the next resume does not name them."""
     run, options = tmp_path / "run", tmp_path / "run" / "run.json"
     assert train("--out", run, "--lr", 1, "--schedule", "linear", "--steps", 8, "--save-every", 4, "--keep", 9)[0] == 0
     shutil.rmtree(run / "checkpoints" / "step-000008")
@@ -93,7 +93,7 @@ def test_rates_that_are_said_anew_count_from_the_next_step_on_and_in_a_line(
     assert rates(run)[4:] == pytest.approx(expected)
 
 
-def test_a_run_that_is_over_goes_on_at_the_rate_that_is_said(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_finished_run_goes_on_at_the_rate_that_is_given(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--lr", 1, "--schedule", "linear")[0] == 0
     assert program("train", "--resume", "--out", run, "--lr", 4, "--schedule", "constant", "--steps", 8)[0] == 0
@@ -112,7 +112,7 @@ def test_rates_that_do_not_fit_what_the_run_remembers_are_refused(
     assert (run / "run.json").read_text() == before
 
 
-def test_a_run_of_before_it_remembered_where_its_schedule_ends_has_it_from_its_checkpoint(
+def test_a_run_older_than_the_remembered_end_of_its_schedule_takes_it_from_its_checkpoint(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -127,7 +127,7 @@ def test_a_run_of_before_it_remembered_where_its_schedule_ends_has_it_from_its_c
 
 
 @pytest.mark.parametrize("clip", [(), ("--clip-norm", 1)])
-def test_batches_that_are_added_up_give_the_bits_of_one_that_is_cut(train: Program, tmp_path: Path, clip: tuple[Any]) -> None:
+def test_accumulated_batches_give_the_bits_of_one_batch_that_is_split(train: Program, tmp_path: Path, clip: tuple[Any]) -> None:
     cut, added = tmp_path / "cut", tmp_path / "added"
     assert train("--out", cut, "--batch-size", 8, "--micro-batches", 4, *clip)[0] == 0
     assert train("--out", added, "--batch-size", 4, "--micro-batches", 2, "--gradient-accumulation", 2, *clip)[0] == 0
@@ -139,7 +139,7 @@ def test_batches_that_are_added_up_give_the_bits_of_one_that_is_cut(train: Progr
     assert results(added)[1]["tokens"] == 8 * 32
 
 
-def test_a_plan_is_of_the_whole_step(program: Program, shape: Path) -> None:
+def test_a_plan_covers_the_whole_step(program: Program, shape: Path) -> None:
     words = ("--model", shape, "--device", "emulated", "--gflops", 100)
     added = program("plan", *words, "--batch-size", 4, "--gradient-accumulation", 3)
     assert added == program("plan", *words, "--batch-size", 12, "--micro-batches", 3)

@@ -1,4 +1,4 @@
-"""The figures of a run: its time left over whole runs whose work lasts what it lasts, the smoothed loss, utilization."""
+"""The figures of a run: its time left, checked over whole runs with known durations, the smoothed loss and utilization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asynctile.cli.pace import Ahead, RunPace, Seconds
 
 
 class Clock:
-    """Instead of the module time."""
+    """A stand-in for the module time."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def report(step: int, *, step_s: float = 1.0, **others: Any) -> Any:
-    """Of 100 positions, of which 60 are trained on."""
+    """Return the report of a step of 100 positions, of which 60 are trained on."""
     return SimpleNamespace(**{"step": step, "loss": 2.0, "tokens": 60, "step_s": step_s, "tokens_per_s": 100 / step_s,
                               "stall_s": 0.0, "played": True, **others})  # fmt: skip
 
@@ -43,11 +43,11 @@ def ahead(steps: int, **others: Any) -> Ahead:
 
 
 def of_a_run(clock: Clock, steps: int, every: int, step_s: Any, validation_s: Any, save_s: float) -> list[tuple[float, float]]:
-    """What is said behind each step and what is true, in seconds."""
+    """Return the predicted and the true time left after each step, in seconds."""
     pace, said = RunPace(ahead(steps, validate_every=every, save_every=2 * every)), []
 
     def validate(step: int) -> None:
-        """Four batches; what a validation takes beyond 5 s is of the first."""
+        """Validate on four batches; time beyond 5 s falls to the first one."""
         each = min(validation_s(step), 5.0) / 4
         pace.validating(0, 4)
         clock.now += validation_s(step) - 3 * each
@@ -71,7 +71,7 @@ def of_a_run(clock: Clock, steps: int, every: int, step_s: Any, validation_s: An
 
 
 def test_the_time_left_is_right_once_each_kind_of_work_was_done(clock: Clock) -> None:
-    """The first step, the first played one and the first validation last long: programs are recorded then."""
+    """The first step, the first played step and the first validation take long, because programs are recorded then."""
 
     def step_s(step: int) -> float:
         return {1: 60.0, 2: 9.0}.get(step, 1.0)
@@ -83,20 +83,20 @@ def test_the_time_left_is_right_once_each_kind_of_work_was_done(clock: Clock) ->
     assert max(map(abs, errors[2:40])) == pytest.approx(10 * 3.0), "before it, but for the saves"
 
 
-def test_it_settles_where_steps_last_now_longer_now_shorter(clock: Clock) -> None:
+def test_the_time_left_settles_when_the_duration_of_steps_varies(clock: Clock) -> None:
     rng = random.Random(3)
     said = of_a_run(clock, 500, 50, lambda step: rng.uniform(0.8, 1.2), lambda step: 5.0 if step else 12.0, 2.0)
     whole = said[0][1]
     assert max(abs(left - true) for left, true in said[50:]) < 0.04 * whole
 
 
-def test_it_follows_steps_that_become_slower(clock: Clock) -> None:
+def test_the_time_left_follows_steps_that_become_slower(clock: Clock) -> None:
     said = of_a_run(clock, 400, 50, lambda step: 1.0 if step < 200 else 2.0, lambda step: 0.0, 0.0)
     left, true = said[299]
     assert left == pytest.approx(true, rel=0.25)
 
 
-def test_steps_by_coroutines_count_until_played_ones_were_timed(clock: Clock) -> None:
+def test_steps_by_coroutines_count_until_played_steps_were_timed(clock: Clock) -> None:
     pace = RunPace(ahead(1000, validate_every=1000, save_every=1000))
     said = []
     lasted = [(9, False), (4, False), (4, False), (7, True), (1, True), (4, False), (1, True)]
@@ -108,7 +108,7 @@ def test_steps_by_coroutines_count_until_played_ones_were_timed(clock: Clock) ->
     assert said[5] == pytest.approx(1 + (4 - 1) * 2 / 3), "one of theirs behind played ones comes again"
 
 
-def test_the_time_left_goes_on_to_fall_within_a_step_and_waits_for_its_end(clock: Clock) -> None:
+def test_the_time_left_keeps_falling_within_a_step_and_waits_for_its_end(clock: Clock) -> None:
     pace = RunPace(ahead(10, validate_every=10, save_every=10))
     for step in range(1, 4):
         clock.now += 20.0
@@ -129,13 +129,13 @@ def test_hours_are_written_as_hours(clock: Clock) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 40))
-def test_what_comes_every_so_many_steps_and_behind_the_last_is_counted(steps: int, every: int, last: int) -> None:
+def test_work_due_every_so_many_steps_and_after_the_last_is_counted(steps: int, every: int, last: int) -> None:
     due = [step for step in range(last + 1, steps + 1) if step % every == 0 or step == steps]
     assert paces._due(last, steps, every) == len(due)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
-def test_the_first_of_a_kind_is_left_out_and_later_ones_weigh_more(values: list[float]) -> None:
+def test_the_first_time_of_a_kind_is_left_out_and_later_ones_weigh_more(values: list[float]) -> None:
     seconds = Seconds()
     for value in values:
         seconds.add(value)
@@ -144,7 +144,7 @@ def test_the_first_of_a_kind_is_left_out_and_later_ones_weigh_more(values: list[
     assert seconds.each == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_the_smoothed_loss_is_a_mean_of_losses_that_are_numbers(clock: Clock) -> None:
+def test_the_smoothed_loss_is_a_mean_of_the_finite_losses(clock: Clock) -> None:
     pace = RunPace(ahead(100))
     assert math.isnan(pace.smoothed_loss)
     for step, loss in enumerate([4.0, math.nan, 4.0, math.inf, 4.0], 1):

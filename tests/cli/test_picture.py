@@ -1,6 +1,6 @@
-"""The picture of a run that goes on: when it is drawn, that nobody waits for it, and what a failure of it leads to.
+"""The picture of a running training: when it is drawn, that nobody waits for it, and the effect of a failure.
 
-What is in it is tests/layers/test_plot.py.
+Its content is tested in tests/layers/test_plot.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.cli.conftest import Program
 
 
 class Drawing:
-    """Instead of `loss_curve`: waits until it may, and counts."""
+    """A stand-in for `loss_curve` that waits for permission and counts its calls."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -69,7 +69,9 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_it_is_drawn_beside_the_run_and_once_at_a_time(tmp_path: Path, drawing: Drawing, clock: SimpleNamespace) -> None:
+async def test_the_picture_is_drawn_beside_the_run_and_once_at_a_time(
+    tmp_path: Path, drawing: Drawing, clock: SimpleNamespace
+) -> None:
     drawn = picture(tmp_path)
     drawn.refresh()
     drawn.refresh()
@@ -81,7 +83,7 @@ async def test_it_is_drawn_beside_the_run_and_once_at_a_time(tmp_path: Path, dra
     assert threading.current_thread() not in drawing.threads
 
 
-async def test_what_takes_long_to_draw_is_drawn_seldom_and_the_last_one_always(
+async def test_a_picture_that_takes_long_is_drawn_seldom_and_the_last_one_always(
     tmp_path: Path, drawing: Drawing, clock: SimpleNamespace
 ) -> None:
     drawn = picture(tmp_path)
@@ -108,7 +110,7 @@ async def test_what_takes_long_to_draw_is_drawn_seldom_and_the_last_one_always(
     assert bigrams == bigram_loss(np.array([1, 2, 1, 2, 3, 1] * 9), np.array([1, 2, 1, 2, 3]), 4)
 
 
-async def test_a_picture_on_the_way_that_fails_ends_nothing_and_the_last_one_says_why(tmp_path: Path, drawing: Drawing) -> None:
+async def test_a_failing_picture_on_the_way_ends_nothing_and_the_last_one_says_why(tmp_path: Path, drawing: Drawing) -> None:
     drawn = picture(tmp_path)
     drawing.error = OSError("no room")
     drawing.may_end.set()
@@ -119,7 +121,7 @@ async def test_a_picture_on_the_way_that_fails_ends_nothing_and_the_last_one_say
 
 
 def test_a_backend_that_is_not_installed_ends_no_run(text: Path, shape: Path, tmp_path: Path) -> None:
-    """Every Jupyter names its own to the programs that it starts, which may have another environment."""
+    """Jupyter sets its own backend for the programs that it starts, which may run in another environment."""
     command = [sys.executable, "-m", "asynctile", "train", "--data", text, "--model", shape, "--device", "cpu", "--steps", "1",
                "--out", tmp_path / "run"]  # fmt: skip
     environment = os.environ | {"MPLBACKEND": "no_such_backend"}
@@ -149,7 +151,7 @@ def test_a_run_that_fails_has_the_picture_of_its_validations(
     assert [path.name for path in run.glob("loss.*")] in (["loss.png"], ["loss.svg"])
 
 
-async def test_of_long_texts_only_the_beginning_tells_the_bigrams(
+async def test_only_the_beginning_of_a_long_text_gives_the_bigram_loss(
     tmp_path: Path, drawing: Drawing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawing.may_end.set()

@@ -1,4 +1,4 @@
-"""What run.json may say when a run goes on: no place to write, and only what could have been typed."""
+"""The content of run.json that a resumed run accepts: no output path, and only values that could have been typed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_values_that_do_not_fit_are_refused_as_typed_ones_are(name: str, value: 
         resumed_options({}, remembered(**{name: value}), RUN)
 
 
-def test_what_a_run_remembers_is_read_back_as_it_was() -> None:
+def test_the_options_that_a_run_remembers_are_read_back_unchanged() -> None:
     options = Options(data="/a/text", model="gpt2", tokenizer="bpe:300", device="emulated", device_memory=1 << 20,
                       host_memory=7, spill="/a/disk", spill_limit=4096, link_rate=10**9, prefetch=0, update="host", tile=64,
                       recompute=False, steps=3, batch_size=4, micro_batches=2, seq_len=8, lr=0.1 + 0.2, warmup=0,
@@ -61,8 +61,8 @@ def test_what_a_run_remembers_is_read_back_as_it_was() -> None:
     assert resumed_options({}, remembered(lr=1, other="later", trace=None), RUN).lr == 1.0
 
 
-def test_a_run_that_remembers_whether_to_recompute_goes_on_so_and_one_that_does_not_chooses() -> None:
-    """Before there was a choice each run remembered true or false."""
+def test_a_run_keeps_its_remembered_recompute_and_a_run_without_one_chooses() -> None:
+    """Before the choice existed, each run remembered true or false."""
     for recompute in (True, False):
         assert resumed_options({}, remembered(recompute=recompute), RUN).recomputing is recompute
     assert resumed_options({}, remembered(), RUN).recomputing == Options().recomputing == "auto"
@@ -72,8 +72,8 @@ def test_a_run_that_remembers_whether_to_recompute_goes_on_so_and_one_that_does_
         resumed_options({"recompute": True}, remembered(), RUN)
 
 
-def test_a_run_of_before_there_was_a_choice_goes_on_as_it_did() -> None:
-    """Of 1736f6b: the cosine that ends at a tenth, AdamW's numbers, one batch a step."""
+def test_a_run_older_than_the_choice_goes_on_as_it_did() -> None:
+    """The options of commit 1736f6b: the cosine that ends at a tenth, AdamW's numbers, one batch a step."""
     new = {"gradient_accumulation", "schedule", "min_lr", "beta1", "beta2", "eps", "epochs"}
     old = {name: value for name, value in remembered(lr=0.5, steps=500).items() if name not in new}
     options = resumed_options({"steps": 600}, old, RUN)
@@ -82,7 +82,7 @@ def test_a_run_of_before_there_was_a_choice_goes_on_as_it_did() -> None:
     assert options.decay_steps is None
 
 
-def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
+def test_steps_and_epochs_set_the_same_thing_and_the_typed_one_counts() -> None:
     with pytest.raises(ValueError, match=r"--steps 3 and --epochs 2\.0 exclude each other; leave one of them out"):
         new_options({"steps": 3, "epochs": 2.0})
     assert resumed_options({"epochs": 2.0}, remembered(steps=7), RUN).epochs == 2.0
@@ -92,13 +92,13 @@ def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
     assert (typed.epochs, typed.steps, typed.warmup) == (None, 9, None)
 
 
-def test_a_run_does_not_end_within_the_warm_up_that_it_was_begun_with() -> None:
+def test_a_run_does_not_end_within_its_original_warm_up() -> None:
     assert resumed_options({"steps": 100}, remembered(), RUN).steps == 100
     with pytest.raises(ValueError, match="--steps 99 is less than the warm-up of 100 steps of the run runs/one"):
         resumed_options({"steps": 99}, remembered(), RUN)
 
 
-def test_a_file_says_only_what_a_run_does_not_remember(tmp_path: Path) -> None:
+def test_a_file_sets_only_options_that_the_run_does_not_remember(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('lr = 0.5\nsteps = 7\nmax_time = "1m"\nkeep = 3\nseed = 4\n')
     said = {"config": str(config), "keep": 5}
@@ -113,7 +113,7 @@ def test_a_file_says_only_what_a_run_does_not_remember(tmp_path: Path) -> None:
     assert (options.epochs, options.steps, options.beta1) == (None, 2000, 0.9)
 
 
-def test_where_to_write_is_neither_remembered_nor_taken_from_a_file() -> None:
+def test_output_paths_are_neither_remembered_nor_taken_from_a_file() -> None:
     assert not Options(trace="/a/trace", out="/a/run").to_json().keys() & FORGOTTEN
     options = resumed_options({}, remembered(trace="/etc/passwd", out="/etc"), RUN)
     assert (options.trace, options.out) == (None, None)
@@ -124,7 +124,7 @@ VALUES = st.none() | st.booleans() | st.integers(-(10**80), 10**80) | st.floats(
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
-def test_whatever_it_says_there_are_options_or_one_sentence(found: dict[str, Any]) -> None:
+def test_any_remembered_options_give_options_or_one_sentence(found: dict[str, Any]) -> None:
     try:
         options = resumed_options({}, remembered(**found), RUN)
     except ValueError as error:
@@ -133,7 +133,7 @@ def test_whatever_it_says_there_are_options_or_one_sentence(found: dict[str, Any
         assert options.micro_batches >= 1 and options.save_every >= 1 and options.keep >= 1 and 0 < options.lr < float("inf")
 
 
-def test_none_unsets_what_a_run_remembers() -> None:
+def test_none_unsets_a_remembered_option() -> None:
     recorded = remembered(device="emulated", device_memory=1 << 20, link_rate=1000, spill="/a/disk", spill_limit=4096)
     options = resumed_options({"spill": None, "host_memory": None, "device_memory": None, "link_rate": None}, recorded, RUN)
     assert options == Options(data="/a/text", device="emulated", warmup=100)
@@ -164,7 +164,7 @@ def test_a_planted_trace_overwrites_nothing(program: Program, run: Path, tmp_pat
     assert "trace" not in recorded(run)
 
 
-def test_a_remembered_spill_folder_is_typed_again_or_given_up(program: Program, run: Path, tmp_path: Path) -> None:
+def test_a_remembered_spill_folder_must_be_typed_again_or_given_up(program: Program, run: Path, tmp_path: Path) -> None:
     (tmp_path / "spill").mkdir()
     edit(run, spill=str(tmp_path / "spill"), spill_limit=1 << 22)
     status, out, err = program("train", "--resume", "--out", run, "--steps", 3)
@@ -179,7 +179,7 @@ def test_a_remembered_spill_folder_is_typed_again_or_given_up(program: Program, 
 
 
 @pytest.mark.parametrize("words", ["--host-memory 150KiB", "--spill /proc", "--device emulated --device-memory 64KiB"])
-def test_a_resume_that_is_refused_is_not_remembered(program: Program, run: Path, words: str) -> None:
+def test_a_refused_resume_is_not_remembered(program: Program, run: Path, words: str) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     status, _, err = program("train", "--resume", "--out", run, "--steps", 3, "--save-every", 7, *words.split())
     assert (status, err.count("\n")) == (2, 1)
@@ -190,7 +190,7 @@ def test_a_resume_that_is_refused_is_not_remembered(program: Program, run: Path,
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Rates]:
-    """The rates of each engine that commands open, and those that plans go by."""
+    """A list of the rates of each engine that commands open, and of each plan."""
     found: list[Rates] = []
     end, planned = Engine.__aexit__, plan.plan_step
 
@@ -207,7 +207,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Rates]:
     return found
 
 
-def test_a_run_that_goes_on_and_its_plan_decide_by_the_rates_that_it_began_with(
+def test_a_resumed_run_and_its_plan_decide_by_the_rates_of_its_start(
     program: Program, run: Path, opened: list[Rates]
 ) -> None:
     told = json.loads((run / "run.json").read_text())["rates"]
@@ -223,7 +223,7 @@ def test_a_run_that_goes_on_and_its_plan_decide_by_the_rates_that_it_began_with(
     assert json.loads((run / "run.json").read_text())["rates"] == told | {"device": "emulated"}
 
 
-def test_a_run_of_before_there_were_rates_goes_on(program: Program, run: Path, opened: list[Rates]) -> None:
+def test_a_run_older_than_remembered_rates_goes_on(program: Program, run: Path, opened: list[Rates]) -> None:
     record = json.loads((run / "run.json").read_text())
     del record["rates"]
     (run / "run.json").write_text(json.dumps(record))
@@ -232,7 +232,7 @@ def test_a_run_of_before_there_were_rates_goes_on(program: Program, run: Path, o
 
 
 @pytest.mark.parametrize("rates", [7, "fast", [], {}, {"device": "cpu", **CORES.to_json(), "disk_per_s": 0}])
-def test_rates_that_are_none_are_refused_in_one_line(program: Program, run: Path, rates: object) -> None:
+def test_invalid_rates_are_refused_in_one_line(program: Program, run: Path, rates: object) -> None:
     record = json.loads((run / "run.json").read_text()) | {"rates": rates}
     (run / "run.json").write_text(json.dumps(record))
     for command in ("train", "plan"):

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each is one line that names the value, exit status 2, and nothing left behind."""
+"""Mistakes that a user can make: each gives one line that names the value, exit status 2, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refused(result: tuple[int, str, str], *words: str, command: str = "train") -
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_numbers(program: Program, command: str, option: str, value: str) -> None:
+def test_invalid_numbers_are_refused(program: Program, command: str, option: str, value: str) -> None:
     refused(program(command, option, value), option, value, command=command)
 
 
@@ -79,7 +79,9 @@ def test_numbers(program: Program, command: str, option: str, value: str) -> Non
         (["--out", ""], ["--out"]),
     ],
 )
-def test_what_does_not_fit_together(train: Program, tmp_path: Path, words: list[str], expected: list[str]) -> None:
+def test_options_that_do_not_fit_together_are_refused(
+    train: Program, tmp_path: Path, words: list[str], expected: list[str]
+) -> None:
     before = sorted(tmp_path.iterdir())
     place = [] if "--out" in words else ["--out", str(tmp_path / "a" / "run")]
     refused(train(*place, *words), *expected)
@@ -88,7 +90,7 @@ def test_what_does_not_fit_together(train: Program, tmp_path: Path, words: list[
 
 @pytest.mark.parametrize("changes", [{"n_layer": 10**9}, {"vocab_size": 2**31 - 1}, {"n_positions": 10**9}, {"n_inner": 10**9}])
 @pytest.mark.timeout(20)
-def test_a_model_without_end(program: Program, text: Path, tmp_path: Path, changes: dict[str, int]) -> None:
+def test_a_model_of_absurd_size_is_refused(program: Program, text: Path, tmp_path: Path, changes: dict[str, int]) -> None:
     path = tmp_path / "huge.json"
     path.write_text(json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256} | changes))
     words = ("--data", text, "--model", path, "--device", "cpu", "--seq-len", 8, "--tile", 16)
@@ -98,13 +100,13 @@ def test_a_model_without_end(program: Program, text: Path, tmp_path: Path, chang
 
 
 @pytest.mark.timeout(20)
-def test_a_model_that_is_a_pipe(program: Program, tmp_path: Path) -> None:
+def test_a_model_that_is_a_pipe_is_refused(program: Program, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(program("plan", "--model", tmp_path / "pipe"), f"{tmp_path / 'pipe'}: it is a pipe", command="plan")
 
 
 @pytest.mark.parametrize("content", [b"", b"short"])
-def test_text_without_a_sequence(train: Program, tmp_path: Path, content: bytes) -> None:
+def test_a_text_shorter_than_a_sequence_is_refused(train: Program, tmp_path: Path, content: bytes) -> None:
     text = tmp_path / "little.txt"
     text.write_bytes(content)
     refused(train("--data", text, "--out", tmp_path / "run"), "little.txt")
@@ -116,14 +118,14 @@ def test_text_without_a_sequence(train: Program, tmp_path: Path, content: bytes)
     '{"vocab_size": 1' + "0" * 400 + "}", '{"vocab_size": 1000000000000}', '{"n_layer": NaN}', '{"attn_pdrop": "x"}',
     '{"layer_norm_epsilon": 1' + "0" * 99 + "}", '{"activation_function": "\\ud800"}', '"' + "x" * (5 << 20) + '"',
 ])  # fmt: skip
-def test_a_shape_that_is_none(train: Program, tmp_path: Path, content: str) -> None:
+def test_an_invalid_shape_is_refused(train: Program, tmp_path: Path, content: str) -> None:
     path = tmp_path / "wrong.json"
     path.write_text(content)
     refused(train("--model", path, "--out", tmp_path / "run"), str(path))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_is_taken(train: Program, tmp_path: Path) -> None:
+def test_an_occupied_folder_is_refused(train: Program, tmp_path: Path) -> None:
     other = tmp_path / "letters"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
@@ -133,13 +135,13 @@ def test_a_folder_that_is_taken(train: Program, tmp_path: Path) -> None:
     refused(train("--out", other / "letter.txt" / "run"), "letter.txt")
 
 
-def test_an_empty_folder_stays_when_refused(train: Program, tmp_path: Path) -> None:
+def test_an_empty_folder_stays_after_a_refusal(train: Program, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     refused(train("--out", tmp_path / "run", "--host-memory", "1KiB"))
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_refused_run_leaves_what_somebody_put_beside_it_meanwhile(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_files_that_others_added_meanwhile(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "runs" / "one", {})
     (tmp_path / "runs" / "two").mkdir()
     run.discard_unless_begun()
@@ -147,12 +149,12 @@ def test_a_refused_run_leaves_what_somebody_put_beside_it_meanwhile(tmp_path: Pa
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
 
 
-def test_resume_of_nothing(train: Program, tmp_path: Path) -> None:
+def test_resuming_a_missing_run_is_refused(train: Program, tmp_path: Path) -> None:
     refused(train("--resume"), "--out")
     refused(train("--resume", "--out", tmp_path / "run"), "holds no run")
 
 
-def test_generate(program: Program, tmp_path: Path) -> None:
+def test_invalid_calls_of_generate_are_refused(program: Program, tmp_path: Path) -> None:
     refused(program("generate", tmp_path / "no", "--prompt", "a"), "no", command="generate")
     refused(program("generate", tmp_path, "--prompt", "a"), "run.json", command="generate")
     refused(program("generate", tmp_path, "--prompt", ""), "--prompt", command="generate")
@@ -165,7 +167,7 @@ def test_generate(program: Program, tmp_path: Path) -> None:
     refused(program("generate", tmp_path, "--prompt", "a", *words), "--tokenizer bpe:300", "new tokenizer", command="generate")
 
 
-def test_an_unknown_command(program: Program) -> None:
+def test_an_unknown_command_is_refused(program: Program) -> None:
     status, _, err = program("fly")
     assert status == 2 and err.count("\n") == 1 and "fly" in err
 
@@ -179,14 +181,14 @@ def test_a_negative_word_may_be_a_prompt(program: Program, tmp_path: Path) -> No
     refused(program("generate", tmp_path, "--prompt", "-5 apples"), "run.json", command="generate")
 
 
-def test_a_process_that_may_open_few_files_is_told_before_a_library_fails_half_way(
+def test_a_low_limit_of_open_files_is_reported_before_a_library_fails_half_way(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asynctile.cli.resource.getrlimit", lambda _: (40, 4096))
     refused(program("info"), "40 files", "ulimit -n", command="info")
 
 
-def test_a_process_with_too_little_address_space_is_told_before_a_library_is_imported(
+def test_too_little_address_space_is_reported_before_a_library_is_imported(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {resource.RLIMIT_AS: (300 << 20, 300 << 20)}
@@ -199,7 +201,7 @@ def test_a_process_with_too_little_address_space_is_told_before_a_library_is_imp
 @pytest.mark.parametrize(
     ("error", "said"), [(RuntimeError("can't start new thread"), "refused to start a thread"), (MemoryError(), "out of memory")]
 )
-def test_what_the_system_refuses_a_command_itself_is_one_line(
+def test_a_system_error_in_a_command_itself_is_one_line(
     program: Program, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     def run(given: object) -> int:
@@ -209,7 +211,7 @@ def test_what_the_system_refuses_a_command_itself_is_one_line(
     refused(program("info"), said, "raise ", command="info")
 
 
-def test_a_vocabulary_above_the_models_is_told_before_a_tokenizer_is_trained(
+def test_a_vocabulary_above_the_models_is_refused_before_a_tokenizer_is_trained(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of_nothing(texts: Iterable[bytes], vocab_size: int) -> Tokenizer:
@@ -221,7 +223,7 @@ def test_a_vocabulary_above_the_models_is_told_before_a_tokenizer_is_trained(
     assert not (tmp_path / "run").exists()
 
 
-def test_of_a_run_without_a_checkpoint_the_best_model_is_named_if_it_is_there(
+def test_a_run_without_a_checkpoint_names_its_best_model_if_there_is_one(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -1,7 +1,7 @@
-"""A run that was stopped, at any moment and as often as there are moments, comes to what one came to that was not.
+"""A run stopped at any moment, as often as there are moments, has the outcome of a run that was never stopped.
 
-The moments are moments.py. Here a run ends early for want of gain, its best model is not the last, and it has checkpoints on
-the way; runs of before validations had lines of their own go on too.
+The moments are in moments.py. Here a run stops early for lack of gain, its best model is not the last, and it has checkpoints
+on the way. Runs older than separate lines for validations are resumed too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def words(text: Path, shape: Path) -> list[str]:
 
 @pytest.fixture
 def whole(program: Program, words: list[str], tmp_path: Path) -> dict[str, Any]:
-    """What a run comes to that nobody stops."""
+    """The outcome of a run that nobody stops."""
     assert program("train", "--out", tmp_path / "whole", *words)[0] == 0
     found = outcome(tmp_path / "whole")
     assert [found["summary"][name] for name in ("steps", "best_step")] == [4, 2]
@@ -47,7 +47,7 @@ def test_stopped_by_a_pair_of_signals_at_every_moment(
     run, seen, stopped = tmp_path / "run", [], [False]
 
     def reached(moment: str) -> None:
-        if moment not in seen and not stopped[0] and not moment.startswith("before the line"):  # as behind it
+        if moment not in seen and not stopped[0] and not moment.startswith("before the line"):  # the same as after it
             seen.append(moment)
             stopped[0] = True
             os.kill(os.getpid(), signal.SIGINT)
@@ -77,7 +77,7 @@ def test_killed_at_every_moment(words: list[str], whole: dict[str, Any], tmp_pat
     assert outcome(tmp_path / "run") == whole
 
 
-def test_a_signal_behind_a_validation_that_was_left_to_do_says_what_is_saved(
+def test_a_signal_with_a_validation_left_to_do_says_what_is_saved(
     program: Program, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, at = tmp_path / "run", ["behind the line of step 2"]
@@ -90,7 +90,7 @@ def test_a_signal_behind_a_validation_that_was_left_to_do_says_what_is_saved(
 
 
 def as_before(run: Path) -> None:
-    """Make of a run one of before validations had lines, a state and windows of their own: by hand, as they were written."""
+    """Turn a run into one older than lines, state and windows of validations; edits its files by hand."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
     for line in lines:
@@ -109,7 +109,9 @@ def as_before(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "best")
 
 
-def test_a_run_of_before_validations_had_lines_goes_on_and_is_summed(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_run_older_than_lines_of_validations_resumes_and_is_summed_up(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 4)[0] == 0
     as_before(run)
@@ -127,7 +129,7 @@ def test_a_run_of_before_validations_had_lines_goes_on_and_is_summed(train: Prog
     assert (run / "checkpoints" / "best").is_dir()
 
 
-def test_the_best_loss_of_before_models_of_it_were_kept_is_not_said_to_be_there(
+def test_a_best_loss_older_than_kept_best_models_claims_no_model(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

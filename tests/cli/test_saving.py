@@ -1,6 +1,6 @@
-"""Checkpoints of a run: written behind its steps, on a disk that fills up, cut off by a kill, or of another model.
+"""Checkpoints of a run: written after its steps, on a disk that fills up, cut off by a kill, or of another model.
 
-What a run leaves and how it goes on is test_train.py.
+test_train.py tests what a run leaves and how it resumes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.cli.conftest import Program
 
 
 def checkpoints(run: Path) -> list[str]:
-    """Every name in the folder of checkpoints, litter too, but that of the best model."""
+    """Return every name in the folder of checkpoints, litter included, except the best model."""
     return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != "best")
 
 
 def everything(run: Path) -> dict[str, Any]:
-    """Every file of a run, of run.json the model: options that may change are recorded when they are typed."""
+    """Return every file of a run; of run.json only the model, because options that may change are recorded when typed."""
     found: dict[str, Any] = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
     return found | {"run.json": json.loads(found["run.json"])["model"]}
 
@@ -40,7 +40,7 @@ def weights(run: Path, step: int) -> bytes:
 
 
 def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """From the save of checkpoint `name` on, the disk has no room."""
+    """Make the disk full from the save of checkpoint `name` on."""
     fallocate = os.posix_fallocate
 
     def full(fd: int, offset: int, nbytes: int) -> None:
@@ -52,10 +52,10 @@ def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize("step", [2, 4, 6])
-def test_a_full_disk(
+def test_a_full_disk_leaves_the_old_checkpoint(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """On the way, or at the end: one line, and the run goes on from the checkpoint before."""
+    """On the way or at the end: one line, and the run resumes from the checkpoint before."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train("--out", whole)[0] == 0
     with monkeypatch.context() as patch:
@@ -70,7 +70,7 @@ def test_a_full_disk(
     assert weights(run, 6) == weights(whole, 6)
 
 
-def test_a_checkpoint_that_is_still_written_as_a_step_fails_becomes_whole(
+def test_a_checkpoint_being_written_while_a_step_fails_is_completed(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, failed, show = tmp_path / "run", threading.Event(), PlainDisplay.step
@@ -94,10 +94,10 @@ def test_a_checkpoint_that_is_still_written_as_a_step_fails_becomes_whole(
     assert program("train", "--resume", "--out", run)[0] == 0
 
 
-def test_a_full_disk_for_the_best_model(
+def test_a_full_disk_leaves_the_old_best_model(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best before stays as it is, and the run goes on from its checkpoint as if nothing had happened."""
+    """The earlier best model stays, and the run resumes from its checkpoint as if nothing had happened."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     options = ("--save-every", 2, "--validate-every", 2)
     assert train("--out", whole, *options)[0] == 0
@@ -125,7 +125,7 @@ def second_time(act: Callable[[], None], method: Callable[[RunFolder], Path]) ->
     return called
 
 
-def test_only_whole_checkpoints_let_older_ones_go(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_complete_checkpoints_replace_older_ones(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         fill_disk_at(patch, "step-000003")
@@ -135,7 +135,9 @@ def test_only_whole_checkpoints_let_older_ones_go(train: Program, tmp_path: Path
     assert checkpoints(run) == ["step-000006"]
 
 
-def test_a_signal_during_a_save(train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_a_save_leaves_that_checkpoint_and_one_of_the_last_step(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train("--out", whole)[0] == 0
     show, write, sent = PlainDisplay.step, TensorWriter.write, []
@@ -162,10 +164,10 @@ def test_a_signal_during_a_save(train: Program, program: Program, tmp_path: Path
     assert weights(run, 6) == weights(whole, 6)
 
 
-def test_what_a_kill_left_is_read_where_it_is_and_mended_by_the_run_that_goes_on(
+def test_a_state_left_by_a_kill_is_read_in_place_and_mended_when_the_run_resumes(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
-    """The newest checkpoint stands beside its place, since the kill came between two renames; a half is litter."""
+    """The newest checkpoint stands beside its place, because the kill came between two renames; a half checkpoint is litter."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train("--out", whole)[0] == 0
     assert train("--out", run, "--steps", 2, "--warmup", 0)[0] == 0
@@ -191,7 +193,7 @@ def refused(run: Path, result: tuple[int, str, str], before: dict[str, Any], *wo
     assert everything(run) == before
 
 
-def test_a_model_that_has_changed(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
+def test_a_changed_model_is_refused(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0
     before = everything(run)
@@ -200,7 +202,7 @@ def test_a_model_that_has_changed(train: Program, program: Program, tmp_path: Pa
     refused(run, result, before, "--model", "is not the model that the run began with", "n_layer is 2 instead of 1", "--out")
 
 
-def test_a_checkpoint_of_another_model(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     assert train("--out", run, "--steps", 2)[0] == 0
     wide = tmp_path / "wide.json"
@@ -213,7 +215,7 @@ def test_a_checkpoint_of_another_model(train: Program, program: Program, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
-def test_a_flipped_bit(train: Program, program: Program, tmp_path: Path, name: str) -> None:
+def test_a_flipped_bit_is_found(train: Program, program: Program, tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0
     path = run / "checkpoints" / "step-000002" / name
@@ -224,7 +226,7 @@ def test_a_flipped_bit(train: Program, program: Program, tmp_path: Path, name: s
     refused(run, program("train", "--resume", "--out", run), before, "step-000002", name, "damaged")
 
 
-def test_a_later_format(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_later_format_is_refused(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0
     path = run / "checkpoints" / "step-000002" / "trainer.json"

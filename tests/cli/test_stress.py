@@ -1,6 +1,6 @@
 """`asynctile stress` as a user sees it: options, refusals, a round of each scenario, the report, exit statuses.
 
-That it finds what is broken is tests/cli/test_stress_planted.py.
+tests/cli/test_stress_planted.py checks that it finds planted bugs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stress(program: Program, tmp_path: Path, *words: object) -> tuple[int, str, 
 
 
 @pytest.mark.laws
-@pytest.mark.timeout(600)  # a save is killed behind each of a hundred calls, by as many processes
+@pytest.mark.timeout(600)  # a save is killed after each of a hundred calls, by as many processes
 def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     status, out, err = stress(program, tmp_path, "--rounds", 1, "--report", report)
@@ -66,7 +66,7 @@ def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
 def test_time_is_shared_and_every_scenario_gets_a_round(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, expected: dict[str, int]
 ) -> None:
-    """Rounds of a second each, by a clock that moves with them."""
+    """Rounds take a second each, by a clock that moves with them."""
     clock = SimpleNamespace(now=0.0)
 
     async def play(round: Round) -> bool:
@@ -104,12 +104,12 @@ def test_time_is_shared_and_every_scenario_gets_a_round(
         (["--report", "."], ["--report"]),
     ],
 )
-def test_bad_input(program: Program, words: list[str], expected: list[str]) -> None:
+def test_bad_options_are_refused(program: Program, words: list[str], expected: list[str]) -> None:
     refused(program("stress", *words), *expected, command="stress")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(program: Program, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(program: Program, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
     refused(program("stress", "--spill", locked), "locked", command="stress")
@@ -132,7 +132,7 @@ async def test_a_refusal_in_a_group_of_tasks_counts_as_one_unless_something_else
     assert lives._is_refusal(refusal) is not bool(others)
 
 
-def test_a_failed_round_is_told_with_the_seed_that_draws_it_again(
+def test_a_failed_round_is_reported_with_the_seed_that_repeats_it(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
@@ -160,7 +160,7 @@ def test_a_failed_round_is_told_with_the_seed_that_draws_it_again(
     assert drawn == [value]
 
 
-def test_an_error_that_nobody_planned_is_a_failure(
+def test_an_unexpected_error_is_a_failure(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(round: Round) -> bool:
@@ -173,10 +173,10 @@ def test_an_error_that_nobody_planned_is_a_failure(
 
 
 @pytest.mark.parametrize(("scenario", "module", "name"), [("kill", kill, "_PROGRAM"), ("inputs", inputs, "PROGRAM")])
-def test_a_scenario_is_over_when_its_process_has_ended(
+def test_a_scenario_ends_when_its_process_has_ended(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, module: Any, name: str
 ) -> None:
-    """Told once; others go on, and nobody waits for the minutes to pass."""
+    """The end is reported once, the other scenarios go on, and nobody waits for the minutes to pass."""
     monkeypatch.setattr(module, name, ("-c", "raise SystemExit('out of memory')"))
     report = tmp_path / "report.json"
     assert stress(program, tmp_path, "--scenario", scenario, "--minutes", 60)[0] == 1
@@ -187,7 +187,9 @@ def test_a_scenario_is_over_when_its_process_has_ended(
     assert found["rounds"] == {scenario: 1, "thrash": 3}
 
 
-def test_ctrl_c_ends_early_with_what_there_is(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_stress_early_with_the_results_so_far(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     played = []
 
     def and_counted(play: Callable[[Round], Awaitable[bool]]) -> Callable[[Round], Awaitable[bool]]:
@@ -209,8 +211,8 @@ def test_ctrl_c_ends_early_with_what_there_is(program: Program, tmp_path: Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_round_that_hangs_where_no_watchdog_looks(tmp_path: Path) -> None:
-    """In a process of its own: the end is that of the process."""
+def test_a_round_that_hangs_without_a_watchdog_ends_the_process(tmp_path: Path) -> None:
+    """Runs in a process of its own, because the hang ends the process."""
     code = """
 import asyncio, sys
 from asynctile.cli import main
@@ -244,7 +246,7 @@ def test_options_are_settled() -> None:
 def test_cancellations_are_counted_by_coroutine(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scenario goes on until there were so many, and says where each met its call."""
+    """The scenario goes on until it has enough of them, and says where each one met its call."""
 
     async def play(round: Round) -> bool:
         for landed in Landed:
@@ -298,18 +300,18 @@ def test_random_programs_are_what_they_should_be() -> None:
     assert seen == {"r", WRITE, UPDATE, "temporary", "output", "two sizes"}
 
 
-def test_least_loads() -> None:
+def test_the_least_loads_of_a_schedule_are_counted() -> None:
     tiles = [Tile(name, (2, 2), persistent=True) for name in "abc"]
     a, b, c = tiles
     passes = [gelu(a, b), gelu(b, c), gelu(c, a)] * 2
-    # With room for two: only `a` is loaded; all else is overwritten before it is read.
+    # With room for two tiles only `a` is loaded; all others are overwritten before they are read.
     assert least_loads(passes, 2) == 1
     reads = [gelu(one, two) for one, two in ((a, b), (c, b), (a, b), (c, b))]
     assert least_loads(reads, 2) == 4
     assert least_loads(reads, 3) == 2
 
 
-def test_the_loop_is_left_as_it_was(program: Program, tmp_path: Path) -> None:
+def test_stress_leaves_the_event_loop_unchanged(program: Program, tmp_path: Path) -> None:
     handler = signal.getsignal(signal.SIGINT)
     threads = threading.active_count()
     assert stress(program, tmp_path, "--scenario", "thrash", "--rounds", 1)[0] == 0

@@ -1,6 +1,6 @@
-"""That no public coroutine is left out of `asynctile stress --scenario cancel`, and that what it looks for it finds.
+"""`asynctile stress --scenario cancel` covers every public coroutine and finds what it looks for.
 
-Covers the table of calls and the checks between them; rounds of the scenario are tests/cli/test_stress_planted.py.
+Covers the table of calls and the checks between them. tests/cli/test_stress_planted.py runs rounds of the scenario.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from asynctile.storage.tile import Tile
 from asynctile.streams.gate import CLOSED
 
 STORE = "Runtime.reserve, store, read, release"
-#: Where one call makes several, or has another name than what it asks for.
+#: Coroutines that another call covers, or whose call has another name.
 ELSEWHERE = {
     **dict.fromkeys(("Runtime.reserve", "Runtime.store", "Runtime.read", "Runtime.release"), STORE),
     "Engine.__aenter__": "Engine as a block", "Engine.__aexit__": "Engine as a block",
@@ -44,14 +44,12 @@ ELSEWHERE = {
     "StreamEvent.landed": "Runtime.launch", "StreamEvent.settled": "Runtime.launch",
     **dict.fromkeys(("Server.__aenter__", "Server.__aexit__", "Server.publish"), "Server.generate"),
 }  # fmt: skip
-#: In the first line of coroutines that run on the engine's own loop: they are parts of other calls.
+#: Coroutines for users of the engine's own loop: they are parts of other calls.
 INSIDE = ("the device's loop", "the engine's loop")
 
 
 def public_classes() -> set[type]:
-    """What the packages name, the insides of a share and of a model, and what methods of these return to those who are not on
-    the engine's own loop.
-    """
+    """Return the classes that the packages name, and classes that their methods return outside the engine's own loop."""
     found: set[type] = set()
     left = [getattr(package, name) for package in (asynctile, asynctile.layers) for name in package.__all__]
     left += [Runtime, ModelState]
@@ -74,13 +72,13 @@ def is_inside(text: str) -> bool:
 
 
 def gives_awaitable(function: Any) -> bool:
-    """Whether what it returns is to be awaited or gone over, by its annotation."""
+    """Whether the function's annotated result is awaited or iterated over asynchronously."""
     hint = typing.get_type_hints(function).get("return") if inspect.isfunction(function) else None
     return typing.get_origin(hint) in (AsyncGenerator, AsyncIterator, Awaitable, Coroutine, AbstractAsyncContextManager)
 
 
 def public_coroutines() -> Iterator[tuple[str, str]]:
-    """Name and documentation of each. What a share has is asked of an engine, which is one."""
+    """Yield the name and documentation of each public coroutine. A share's coroutines are called on an engine, which is one."""
     for kind in public_classes():
         for name in dir(kind):
             member = inspect.getattr_static(kind, name)
@@ -111,7 +109,7 @@ async def test_every_public_coroutine_is_disturbed(calls: Coroutines) -> None:
 
 
 async def test_every_call_does_what_it_is_for(calls: Coroutines) -> None:
-    """Undisturbed they end, and leave nothing."""
+    """Undisturbed calls end and leave nothing."""
     locks, names = [model_state_of(calls.trainer.model).changing], {"base", "model", "checkpoint"}
     names |= {path.name for path in calls.folder.iterdir()}
     settled = Settled(calls.engine, locks, calls.folder, names)
@@ -162,7 +160,7 @@ async def block_left(calls: Coroutines) -> None:
     (tile_left, "left in"), (loan_left, "64 bytes to a save"), (cap_left, "caps of"), (slot_left, "but tiles take"),
     (gate_left, "a gate"), (folder_left, "0123abcd.new in"), (block_left, "of the spill file in use"),
 ])  # fmt: skip
-async def test_what_a_call_leaves_is_found(
+async def test_anything_that_a_call_leaves_is_found(
     calls: Coroutines, leave: Callable[[Coroutines], Awaitable[None]], what: str
 ) -> None:
     settled = Settled(calls.engine, [], calls.folder, {path.name for path in calls.folder.iterdir()})
@@ -192,7 +190,7 @@ async def test_a_task_that_never_ends_is_found(calls: Coroutines, monkeypatch: p
     await settled.wind_down("a call")
 
 
-async def test_a_cancellation_that_is_hidden_is_found() -> None:
+async def test_a_swallowed_cancellation_is_found() -> None:
     async def hides() -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(100)
@@ -207,7 +205,7 @@ async def test_a_cancellation_that_is_hidden_is_found() -> None:
             await disturbed(hides, disturbance, Reached(0))
 
 
-async def test_where_a_disturbance_lands() -> None:
+async def test_where_a_disturbance_lands_is_reported() -> None:
     async def call() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
@@ -223,7 +221,7 @@ async def test_where_a_disturbance_lands() -> None:
         assert await landed(how, at=3, elsewhere=elsewhere) is Landed.NEVER  # it asks no engine for anything
 
 
-async def test_what_fails_as_it_is_thrown_away_is_noted_and_a_task_that_never_had_a_turn_is_not() -> None:
+async def test_a_failure_while_being_thrown_away_is_noted_and_a_task_without_a_turn_is_not() -> None:
     async def fails() -> None:
         try:
             await asyncio.sleep(60)

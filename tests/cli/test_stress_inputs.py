@@ -1,6 +1,6 @@
-"""What scenario `inputs` does on its own side of a case: what it looks at, and how it judges.
+"""Scenario `inputs` on its own side of a case: the state it looks at, and its judgment.
 
-That it finds what is broken is test_stress_planted.py.
+test_stress_planted.py checks that it finds planted bugs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_stands_of_a_run_is_what_it_says(run: Path) -> None:
+def test_the_standing_of_a_run_is_what_its_files_say(run: Path) -> None:
     stood = RunStanding.of(run)
     os.rename(run / "run.json", run / "other")
     (run / "run.json").write_text("{}\n")
@@ -47,8 +47,8 @@ def test_what_stands_of_a_run_is_what_it_says(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_of_a_file_without_end_the_bytes_are_not_looked_at(run: Path, name: str) -> None:
-    """A tebibyte is more than the process has: it would end there, and the scenario with it."""
+def test_the_bytes_of_an_enormous_file_are_not_read(run: Path, name: str) -> None:
+    """A tebibyte is more than the process has: reading it would end the process, and the scenario with it."""
     os.truncate(run / name, 1 << 40)
     stood = RunStanding.of(run)
     assert RunStanding.of(run) == stood
@@ -56,7 +56,7 @@ def test_of_a_file_without_end_the_bytes_are_not_looked_at(run: Path, name: str)
     assert RunStanding.of(run) != stood
 
 
-def test_nothing_is_opened_that_is_no_file(run: Path, tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(run: Path, tmp_path: Path) -> None:
     (run / "run.json").unlink()
     os.mkfifo(run / "run.json")
     (run / "metrics.jsonl").unlink()
@@ -80,7 +80,7 @@ BEFORE = RunStanding(b"{}", b"1\n2\n", ["step-000002", "step-000004"])
     replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=["step-000006"]),
 ])  # fmt: skip
 def test_only_a_refusal_of_whole_files_may_come_after_steps(now: RunStanding) -> None:
-    """A full disk ends a run at any step; damage is found before the first."""
+    """A full disk ends a run at any step; damage is found before the first step."""
     BEFORE.expect(now, whole=True)
     with pytest.raises(Finding, match=r"refused, but changed the run's .*metrics"):
         BEFORE.expect(now, whole=False)
@@ -111,7 +111,7 @@ def test_a_bystander_may_lose_a_name_elsewhere_and_nothing_else(tmp_path: Path) 
     (here / "file").write_text("whole")
     os.link(here / "file", other)
     before = survey(here)
-    other.unlink()  # as whoever replaces it does
+    other.unlink()  # as a process that replaces it does
     assert changes(before, survey(here)) == []
     os.link(here / "file", other)
     before = survey(here)

@@ -1,4 +1,4 @@
-"""The process beside stress that forks: it goes, and with it all that it has forked."""
+"""The forking process beside stress: it ends together with everything that it has forked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ for line in sys.stdin:
 """
 
 
-async def test_what_it_has_forked_into_other_sessions_writes_no_more_once_it_is_left(tmp_path: Path) -> None:
+async def test_a_process_forked_into_another_session_stops_writing_once_it_is_left(tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)
         async with Partner("a process that forks", ("-c", _FORKING), folder) as partner:

@@ -1,4 +1,4 @@
-"""An engine of stress is one engine: what it is made of knows the device that it was given."""
+"""An engine of stress is one engine: all of its parts know the device that it was given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.settle import until
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_work_that_a_turn_kept_back_goes_on_when_that_is_over(tmp_path: Path, device: str) -> None:
+async def test_work_held_back_by_a_turn_goes_on_after_the_turn(tmp_path: Path, device: str) -> None:
     async with StressEngine(EngineSetup(device=device, spill=False, workers=3), tmp_path, watchdog=2.0) as engine:
 
         async def job() -> None:

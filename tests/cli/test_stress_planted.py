@@ -1,7 +1,7 @@
-"""Planted bugs: with one guard of the tiers taken away, stress fails within a few rounds.
+"""Planted bugs: with one guard of the tiers removed, stress fails within a few rounds.
 
-Each is taken away through a seam, here; the product has no switch for it. Kernels and copies are slowed down at random where a
-bug is a race, so that it is lost in every run and not in one of a hundred.
+Each guard is removed here through a seam; the product has no switch for it. Where a bug is a race, kernels and copies are
+slowed down at random, so that the race is lost in every run instead of one in a hundred.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run(program: Command, tmp_path: Path) -> Run:
-    """Stress with one scenario; the status must be 1 if anything was found. Returns the report."""
+    """Return a function that runs one scenario of stress and returns its report; the status must be 1 if anything was found."""
 
     def call(scenario: str, number: int, seed: int = 1) -> dict[str, Any]:
         report = tmp_path / "report.json"
@@ -54,7 +54,7 @@ def run(program: Command, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def slow_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every seventh operation takes a millisecond longer: who does not wait for it is early."""
+    """Make every seventh operation a millisecond slower: code that does not wait for it is early."""
     launch, count = WorkerDevice.launch, 0
 
     def late(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ def test_without_the_checksum(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_the_checksum_zeros_in_a_spill_file_are_taken_for_tiles(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def zeros(self: Any, *_: Any, **__: Any) -> None:
-        """As a hole, but never a file that is shorter, which is an error without checksums too."""
+        """Write zeros like a hole, but never shorten the file: a short file is an error without checksums too."""
         with open(f"/proc/self/fd/{self._fd}", "r+b") as file:
             file.write(bytes(os.fstat(self._fd).st_size))
 
@@ -102,7 +102,7 @@ def test_without_the_checksum_zeros_in_a_spill_file_are_taken_for_tiles(run: Run
     assert run("truncate", 3)["found"]["lost"] > 0
 
 
-def test_a_watchdog_that_is_less_patient_than_a_transfer_is_slow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watchdog_less_patient_than_a_slow_transfer_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crawl, "_DELAYS_S", (0.4,))
     monkeypatch.setattr(crawl, "_STEPS", 2)
     assert run("crawl", 1)["failures"] == []
@@ -111,7 +111,7 @@ def test_a_watchdog_that_is_less_patient_than_a_transfer_is_slow(run: Run, monke
 
 
 def test_without_the_atomic_reservation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiles of an operation push each other out."""
+    """The tiles of an operation evict each other."""
     slot_for = Ledger._slot_for
     monkeypatch.setattr(Ledger, "_slot_for", lambda self, tile, held, moves, **more: slot_for(self, tile, (), moves, **more))
     assert run("random", 10)["failures"]
@@ -158,23 +158,23 @@ def test_a_kernel_that_never_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("play", [cancel.play_calls, cancel.play_lives])
-def test_disturbed_calls_leave_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, play: Any) -> None:
+def test_disturbed_calls_that_leave_something_are_found(run: Run, monkeypatch: pytest.MonkeyPatch, play: Any) -> None:
     monkeypatch.setattr(cancel, "_PLAYS", {play: 1})
     found = run("cancel", 1)
     assert found["failures"] == []
     assert found["cancellations"] > 0
 
 
-def test_a_loan_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loan_that_is_not_given_back_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loan, "give_back", lambda self: None)
     monkeypatch.setattr(cancel, "_PLAYS", {cancel.play_calls: 1})
-    monkeypatch.setattr(Disturber, "draw", lambda self: ["Trainer.save, behind"])  # which has one, where there is room for it
+    monkeypatch.setattr(Disturber, "draw", lambda self: ["Trainer.save, behind"])  # this call borrows if there is room
     found = run("cancel", 4)
     assert found["found"]["leaked"] > 0
     assert "a loan of" in found["failures"][0]["what"]
 
 
-def test_a_descriptor_that_stays_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_that_stays_open_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     close = ContainerFile.close
     left: list[ContainerFile] = []
     monkeypatch.setattr(ContainerFile, "close", lambda self: left.append(self))
@@ -185,7 +185,7 @@ def test_a_descriptor_that_stays_open(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "file descriptor" in found["failures"][0]["what"]
 
 
-def test_a_slot_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_is_not_given_back_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     give, count = Pool.give, 0
 
     def forgetful(self: Pool, slot: Slot, *, evicted: bool) -> None:
@@ -198,8 +198,10 @@ def test_a_slot_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch
     assert run("random", 4)["failures"]
 
 
-def test_a_weight_that_changes_before_its_step_may_be_cancelled_no_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark from which on a step runs to its end stands too late: among the updates."""
+def test_a_weight_that_changes_while_its_step_can_still_be_cancelled_is_found(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark after which a step always runs to its end stands too late: among the updates."""
     monkeypatch.setattr(cancel, "_PLAYS", {cancel._train: 1})
     finish = Program.finish
 
@@ -214,7 +216,8 @@ def test_a_weight_that_changes_before_its_step_may_be_cancelled_no_more(run: Run
     assert run("cancel", 6)["failures"]
 
 
-#: Instead of the process that damages inputs: one file of a run, one damage, one command, and from the second case on a bug.
+#: A stand-in for the process that damages inputs: one file of a run, one damage, one command, and a bug from the second case
+#: on.
 _ATTACKED = """
 import sys
 from functools import partial
@@ -253,7 +256,7 @@ _RESUME, _PLAN = 0, -1
      "folder.read_file = lambda path: b''.join(iter(partial(open(path, 'rb').read, 1 << 20), b''))", "greedy", "of memory"),
     ("('nested', document.nested)", _PLAN, "input._check_depth = lambda content: None", "failed", "Traceback"),
 ], ids=["a write through a link", "a write in place", "a read without a limit", "a depth without a limit"])  # fmt: skip
-def test_a_command_that_trusts_its_files(
+def test_a_command_that_trusts_its_files_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch, damage: str, order: int, bug: str, kind: str, what: str
 ) -> None:
     """The same damage without the bug does nothing."""

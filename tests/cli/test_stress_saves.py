@@ -1,6 +1,6 @@
-"""Scenario `saves` finds what is planted: a save after which, killed behind the right call, there is no checkpoint, or litter.
+"""Scenario `saves` finds planted bugs: a kill after the right call of a save leaves no checkpoint, or litter.
 
-A round of it as it is: tests/cli/test_stress.py.
+tests/cli/test_stress.py runs a round without a bug.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ saver.main(Path(sys.argv[1]))
     ("folder.swap = removed_first", "lost", "no checkpoint loads"),
     ("folder.recover_folder = lambda parent, name: None", "leaked", "beside the checkpoint"),
 ], ids=["the older one is removed first", "what a kill has left stays"])  # fmt: skip
-def test_what_is_planted_is_found(
+def test_a_planted_bug_is_found(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str, kind: str, what: str
 ) -> None:
     monkeypatch.setattr(saves, "_PROGRAM", ("-c", _PLANTED.format(bug=bug)))

@@ -1,6 +1,6 @@
-"""Scenario `signals` finds what is planted: a pair that loses a run, a second signal that ends nothing, a line that is false.
+"""Scenario `signals` finds planted bugs: a pair that loses a run, a second signal that ends nothing, a false line.
 
-A round of it as it is: tests/cli/test_stress.py. What signals do to a run: tests/cli/test_interrupt.py.
+tests/cli/test_stress.py runs a round without a bug. tests/cli/test_interrupt.py tests the effect of signals on a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.cli.conftest import Program
 
 pytestmark = pytest.mark.laws
 
-#: Instead of the process that sends signals: as far apart as is said, the first a little later from round to round.
+#: A stand-in for the process that sends signals: at the given distance, the first a little later in each round.
 _PLANTED = """
 import random, sys
 from itertools import count
@@ -46,10 +46,10 @@ signaller.main(Path(sys.argv[1]))
     (2.5, "train.last_words = session.last_words = lambda folder, newest: "
           "f'asynctile train: stopped at once; with --resume, {folder.path} starts at step 7'", "failed", "at step 7"),
 ], ids=["a pair that ends it at once", "a second signal that ends nothing", "a line that is not true"])  # fmt: skip
-def test_what_is_planted_is_found(
+def test_a_planted_bug_is_found(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, bug: str, kind: str, what: str
 ) -> None:
-    """Four rounds: one of them has the first signal where steps are done."""
+    """Four rounds: in one of them the first signal comes while steps are done."""
     monkeypatch.setattr(signals, "_PROGRAM", ("-c", _PLANTED.format(apart=apart, bug=bug)))
     report = tmp_path / "report.json"
     words = ("--scenario", "signals", "--rounds", 4, "--seed", 1, "--spill", tmp_path, "--report", report)

@@ -1,4 +1,4 @@
-"""Scenario `threads` of stress: a thread that closing asks for is found, and a pids cgroup refuses as faults in Python do."""
+"""Scenario `threads` of stress: it finds a thread that closing asks for; a pids cgroup refuses as faults in Python do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.laws
 
 
 def stress(program: Program, folder: Path, rounds: int) -> tuple[int, dict[str, Any]]:
-    """The status of so many rounds, and their report."""
+    """Return the status of so many rounds, and their report."""
     report = folder / "report.json"
     status, _, _ = program("stress", "--scenario", "threads", "--rounds", rounds, "--seed", 1, "--spill", folder,
                            "--report", report)  # fmt: skip
@@ -34,7 +34,7 @@ def test_an_engine_that_asks_for_a_thread_as_it_closes_is_found(
         try:
             threading.Thread(target=bool, name="asynctile-closing").start()
         finally:
-            last(self, work, end)  # else its thread would wait in the tests behind this one
+            last(self, work, end)  # otherwise its thread would wait in the tests after this one
 
     monkeypatch.setattr(Keeper, "last", asks)
     status, found = stress(program, tmp_path, 12)

@@ -1,4 +1,4 @@
-"""What is added up over a run; what a whole run says at its end is test_train.py's."""
+"""The totals of a run. test_train.py tests the summary at the end of a whole run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def sums_of(*lines: dict[str, Any]) -> Sums:
     return Sums.of(folder)
 
 
-def test_a_run_was_stalled_for_its_part_of_the_steps_in_which_that_was_measured() -> None:
+def test_the_stall_of_a_run_is_its_part_of_the_steps_that_measured_it() -> None:
     sums = sums_of({"step_s": 2.0, "stall_s": 0.5}, {"step_s": 6.0, "stall_s": "nan"}, {"step_s": 2.0, "stall_s": 0.0})
     assert sums.step_s == 10.0 and sums.stalled == pytest.approx(0.125)
 
 
-def test_tokens_are_what_was_trained_on_and_the_speed_is_of_all_positions() -> None:
+def test_tokens_count_trained_positions_and_the_speed_counts_all_positions() -> None:
     sums = sums_of({"tokens": 60, "step_s": 2.0, "tokens_per_s": 50.0}, {"tokens": 100, "step_s": 2.0, "tokens_per_s": 50.0})
     assert sums.tokens == 160 and sums.tokens_per_s == pytest.approx(50.0)
 
 
-def test_where_no_stall_was_measured_none_is_told() -> None:
+def test_no_stall_is_reported_where_none_was_measured() -> None:
     assert sums_of({"step_s": 2.0, "stall_s": "nan"}).stalled is None
     assert sums_of().stalled is None
 
 
-def test_a_model_that_writes_no_sample_is_an_error_that_names_the_run(
+def test_a_model_that_writes_no_sample_raises_an_error_that_names_the_run(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_sample(*args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Event files as TensorBoard reads them: the numbers of metrics.jsonl, each step once, whatever became of the run between."""
+"""Event files as TensorBoard reads them: the numbers of metrics.jsonl, each step once, whatever interrupted the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.conftest import Program
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-#: Kills the run behind a step, as a machine that goes down.
+#: Kills the run after a step, as a machine that goes down would.
 KILLING = """
 import os, signal
 from asynctile.callbacks import Callback
@@ -31,14 +31,14 @@ class Killing(Callback):
 
 
 def read(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every number, by tag."""
+    """Return every number by tag."""
     reader = accumulators.EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     reader.Reload()
     return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
 def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """The same by metrics.jsonl; event files hold float32."""
+    """Return the same numbers from metrics.jsonl; event files hold float32."""
     found: dict[str, list[tuple[int, float]]] = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         for tag, value in points(json.loads(line)):
@@ -52,7 +52,7 @@ def assert_equal(run: Path, steps: list[int]) -> None:
     assert [step for step, _ in found["train/loss"]] == steps
 
 
-def test_a_run_that_was_killed_and_goes_on_has_each_step_once(
+def test_a_run_that_was_killed_and_resumed_has_each_step_once(
     program: Program, text: Path, shape: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "killing.py").write_text(KILLING)
@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_and_goes_on_has_each_step_once(
     assert full.stat().st_size and sum(path.stat().st_size for path in emptied) == 0
 
 
-def test_a_reader_that_looks_on_forgets_what_a_run_that_goes_on_does_again(
+def test_an_open_reader_forgets_steps_that_a_resumed_run_repeats(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -87,7 +87,9 @@ def test_a_reader_that_looks_on_forgets_what_a_run_that_goes_on_does_again(
     assert len(list((run / "tensorboard").iterdir())) == 2, "the one before is empty, those before that are gone"
 
 
-def test_a_session_that_asks_for_it_first_has_the_steps_of_all_before(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_session_that_first_turns_events_on_has_the_steps_of_all_before(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 3)[0] == 0
     (run / "tensorboard").mkdir()
@@ -127,7 +129,7 @@ def test_a_line_has_a_point_for_each_number_that_can_be_drawn(line: dict[str, An
     assert dict(points(line)) == found
 
 
-def test_a_run_that_is_over_may_be_asked_for_them_later(train: Program, program: Program, tmp_path: Path) -> None:
+def test_events_may_be_requested_after_a_run_has_finished(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0
     assert program("train", "--resume", "--out", run, "--tensorboard")[0] == 0

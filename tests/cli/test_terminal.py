@@ -1,4 +1,4 @@
-"""What reaches a terminal: escaped, cut, and lost without harm. Runs whose reader leaves, or that have none."""
+"""Output to a terminal: escaped, cut, and lost without harm. Runs whose reader leaves, or that never had one."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ EVIL = "\x1b]0;owned\x07\x9b31m\u202e\ud800"
 
 
 @pytest.mark.parametrize("character", [*map(chr, range(32)), "\x7f", "\x85", "\x9b", "\u202e", "\u2066", "\u2028", "\ud800"])
-def test_what_a_terminal_obeys_does_not_reach_it(character: str) -> None:
+def test_a_character_that_a_terminal_obeys_does_not_reach_it(character: str) -> None:
     assert character in "\t\n" or character not in printable(f"a{character}b")
     line = one_line(ValueError(f"a{character}b"))
     assert character not in line and line.startswith("a") and line.endswith("b")
 
 
-def test_what_is_text_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ordinary_text_stays_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "tab\tžluť 日本 👩\u200d🚀 \xa0"
     assert printable(text) == text
     say(text)
     assert capsys.readouterr().out == text
 
 
-def test_a_sentence_without_end_keeps_its_beginning_and_its_way_out() -> None:
+def test_an_endless_sentence_keeps_its_beginning_and_its_advice() -> None:
     line = one_line(ValueError("config.json has " + "9" * 10**6 + "; do something else"))
     assert len(line) < 1500 and line.startswith("config.json has 9") and line.endswith("; do something else")
 
@@ -91,13 +91,13 @@ def test_the_cursor_moves_only_on_a_terminal_that_shows_it(
     assert ("\x1b" in out.getvalue()) == moves and "a note" in out.getvalue()
 
 
-def test_forced_colours_move_no_cursor_in_a_run(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_colors_move_no_cursor_in_a_run(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     status, out, _ = train("--out", tmp_path / "run")
     assert status == 0 and "\x1b" not in out and "\r" not in out
 
 
-def test_an_output_that_is_lost_is_told_once_and_drops_the_rest() -> None:
+def test_a_lost_output_is_reported_once_and_drops_the_rest() -> None:
     lost: list[OSError] = []
     output = Output(Broken(), lost.append)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_a_run_whose_output_is_lost_finishes_its_step_saves_and_says_so(
     assert program("train", "--resume", "--out", run)[0] == 0
 
 
-def test_asked_to_stop_what_is_being_written_is_awaited_before_the_folder_is_removed(
+def test_a_stopped_run_waits_for_its_writer_before_it_removes_the_folder(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discard, asked, written = RunFolder.discard_unless_begun, Interrupt._answer, []
@@ -152,7 +152,7 @@ def test_asked_to_stop_what_is_being_written_is_awaited_before_the_folder_is_rem
 
     def slowly(options: Any, folder: RunFolder) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        asyncio.run_coroutine_threadsafe(turns(), cancelled.result(20)).result(20)  # in which the folder would have gone
+        asyncio.run_coroutine_threadsafe(turns(), cancelled.result(20)).result(20)  # the folder would go during these
         written.append(folder)
         return prepare_tokenizer(options, folder)
 
@@ -192,7 +192,7 @@ def test_a_terminal_that_hangs_up_stops_a_run_with_a_checkpoint(
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 
-def test_under_nohup_it_goes_on(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_nohup_a_run_goes_on_after_a_hang_up(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         hang_up(monkeypatch)
@@ -203,7 +203,7 @@ def test_under_nohup_it_goes_on(train: Program, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("gone", ["run", "run/metrics.jsonl"])
-def test_a_run_that_is_removed_while_it_trains_ends_with_its_next_step(
+def test_a_run_whose_folder_is_removed_ends_with_its_next_step(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     show, steps = PlainDisplay.step, []
@@ -221,7 +221,7 @@ def test_a_run_that_is_removed_while_it_trains_ends_with_its_next_step(
     assert not (tmp_path / gone).exists()
 
 
-def test_a_model_that_is_damaged_from_the_start_saves_nothing_and_says_nothing_of_the_rate(
+def test_a_model_damaged_from_the_start_saves_nothing_and_does_not_blame_the_rate(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -232,8 +232,8 @@ def test_a_model_that_is_damaged_from_the_start_saves_nothing_and_says_nothing_o
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_program_that_was_started_without_streams(tmp_path: Path) -> None:
-    """What it opens does not become its stdout."""
+def test_a_program_can_start_without_standard_streams(tmp_path: Path) -> None:
+    """The files that it opens do not become its stdout."""
     script = f"from asynctile.cli import main; file = open({str(tmp_path / 'status')!r}, 'w'); print(main(['info']), file=file)"
     command = f"exec '{sys.executable}' -c \"{script}\" <&- >&- 2>&-"
     subprocess.run(["bash", "-c", command], cwd=ROOT, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""--trace and --trace-steps: which steps are traced, what is said, and that a run never depends on its trace."""
+"""--trace and --trace-steps: the steps that are traced, the messages, and that a run never depends on its trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("words", "steps"), [((), [*range(1, 7)]), (("--trace-steps", "3:4"), [3, 4]),
                                               (("--trace-steps", ":2"), [1, 2])])  # fmt: skip
-def test_the_steps_that_are_named_are_traced_and_the_others_played(
+def test_the_named_steps_are_traced_and_the_others_played(
     train: Program, tmp_path: Path, words: tuple[str, ...], steps: list[int]
 ) -> None:
     run, path = tmp_path / "run", tmp_path / "t.json"
@@ -45,7 +45,7 @@ def test_the_steps_that_are_named_are_traced_and_the_others_played(
     assert not {"trace", "trace_steps"} & json.loads((run / "run.json").read_text())["options"].keys()
 
 
-def test_a_run_that_goes_on_behind_the_steps_that_are_named_says_that_nothing_is_written(
+def test_a_run_that_resumes_after_the_named_steps_says_that_nothing_is_written(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run, path = tmp_path / "run", tmp_path / "t.json"
@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_behind_the_steps_that_are_named_says_that_nothing_is
 
 
 @pytest.mark.parametrize("steps", [(), ("--trace-steps", "2:5")])
-def test_a_full_disk_ends_the_trace_with_a_sentence_and_the_run_has_the_same_losses(
+def test_a_full_disk_ends_the_trace_with_a_sentence_and_changes_no_loss(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...]
 ) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
@@ -77,7 +77,7 @@ def test_a_full_disk_ends_the_trace_with_a_sentence_and_the_run_has_the_same_los
     assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(plain)]
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_first_step_or_told_at_the_step(
+def test_an_unwritable_trace_is_refused_before_the_first_step_or_reported_at_its_step(
     train: Program, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step_or_told
     assert (status, err) == (0, "") and "Is a directory; the run goes on without a trace" in out
 
 
-def test_a_trace_that_a_signal_breaks_off_opens(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_cut_off_by_a_signal_can_be_opened(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Session._step
 
     async def interrupted(session: Session) -> None:
@@ -111,7 +111,7 @@ def test_a_trace_that_a_signal_breaks_off_opens(train: Program, tmp_path: Path, 
         (("--trace-steps", "2:3"), "--trace-steps without --trace"),
     ],
 )
-def test_steps_that_cannot_be_are_refused_with_a_sentence(
+def test_impossible_trace_steps_are_refused_with_a_sentence(
     train: Program, tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     status, _, err = train("--out", tmp_path / "run", *words)

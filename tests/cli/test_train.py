@@ -1,4 +1,4 @@
-"""`asynctile train` with the real engine on a tiny model: what a run leaves, and how it goes on."""
+"""`asynctile train` with the real engine on a tiny model: the files of a run, and how it resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weights(run: Path, step: int) -> bytes:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
-    """Send this process a signal once, as a step is shown."""
+    """Send this process a signal once, when a step is shown."""
     show, sent = PlainDisplay.step, []
 
     def shown(self: PlainDisplay, report: Any) -> None:
@@ -44,7 +44,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signal
     monkeypatch.setattr(PlainDisplay, "step", shown)
 
 
-def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
+def test_a_run_leaves_its_files(train: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     status, out, err = train("--out", run, "--save-every", 2, "--keep", 2)
     assert (status, err) == (0, "")
@@ -69,7 +69,7 @@ def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_and_resumed_is_as_never_stopped(
+def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -91,8 +91,10 @@ def test_stopped_and_resumed_is_as_never_stopped(
     ]
 
 
-def test_killed_after_its_checkpoint(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps after the newest checkpoint are done again, and their lines with them; a torn last line is no harm."""
+def test_a_run_killed_after_its_checkpoint_resumes_from_it(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps after the newest checkpoint are repeated, and their lines with them; a torn last line does no harm."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train("--out", whole)[0] == 0
 
@@ -124,7 +126,7 @@ def test_a_finished_run_says_so_again(train: Program, program: Program, tmp_path
 
 
 @pytest.mark.parametrize("words", [["--seq-len", 16], ["--beta1", 0.5], ["--seed", 9], ["--tile", 16], ["--clip-norm", 1]])
-def test_resume_refuses_what_would_be_another_run(
+def test_resume_refuses_options_that_would_make_another_run(
     train: Program, program: Program, tmp_path: Path, words: list[object]
 ) -> None:
     run = tmp_path / "run"
@@ -140,7 +142,7 @@ def test_a_run_may_be_made_longer(train: Program, program: Program, tmp_path: Pa
     assert steps(run) == [1, 2, 3, 4]
 
 
-def test_which_tokens_end_a_text_makes_no_other_model(
+def test_the_tokens_that_end_a_text_do_not_make_another_model(
     train: Program, program: Program, shape: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -194,8 +196,8 @@ def test_stopped_before_the_first_step(train: Program, tmp_path: Path, monkeypat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_stays_infinite(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skipped steps do not count; a run of nothing else must end."""
+def test_a_loss_that_stays_infinite_ends_the_run(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skipped steps do not count, but a run of nothing else must end."""
     from asynctile.layers import Trainer
 
     step = Trainer.step
@@ -240,7 +242,7 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_and_leaves_nothing(
+def test_a_run_with_a_disk_below_ram_has_equal_bits_reports_its_spill_and_leaves_nothing(
     device: str, train: Program, tmp_path: Path
 ) -> None:
     assert train("--out", tmp_path / "all")[0] == 0
@@ -256,7 +258,7 @@ def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_an
     assert sum(line.get("spill_read_bytes", 0) for line in metrics(tmp_path / "spilled")) > 0
 
 
-def test_a_run_that_another_process_is_in_is_refused_in_one_line(train: Program, tmp_path: Path) -> None:
+def test_a_run_in_use_by_another_process_is_refused_in_one_line(train: Program, tmp_path: Path) -> None:
     assert train("--out", tmp_path / "run")[0] == 0
     before = (tmp_path / "run" / "run.json").read_bytes()
     other = os.open(tmp_path / "run", os.O_RDONLY)
@@ -272,14 +274,14 @@ def test_a_run_that_another_process_is_in_is_refused_in_one_line(train: Program,
     assert train("--out", tmp_path / "run", "--resume", "--steps", 7)[0] == 0
 
 
-def test_a_plan_of_a_run_that_goes_on_is_of_its_own_model(train: Program, program: Program, tmp_path: Path) -> None:
+def test_a_plan_of_a_resumed_run_is_of_its_own_model(train: Program, program: Program, tmp_path: Path) -> None:
     assert train("--out", tmp_path / "run")[0] == 0
     status, out, _ = program("plan", "--resume", "--out", tmp_path / "run")
     assert status == 0
     assert "1 layers, 2 heads, width 16" in out
 
 
-def test_metrics_that_somebody_has_edited_end_in_a_summary_or_in_one_line_before_any_step(
+def test_hand_edited_metrics_give_a_summary_or_one_line_before_any_step(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -1,6 +1,6 @@
-"""Validations of a run: when they are, on what, what is kept of the best, where a run stops for want of gain.
+"""Validations of a run: when they happen, on which tokens, the best model that is kept, and the stop for lack of gain.
 
-That a run that was stopped anywhere validates as one that was not is test_resuming.py.
+test_resuming.py checks that a run stopped at any moment validates as one that was not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def made(**rules: Any) -> Validations:
 
 
 def run_through(losses: dict[int, float], found: Validations, steps: int) -> list[tuple[int, bool]]:
-    """(step, whether it is the best) of the validations of a run, which is stopped and goes on behind each of them."""
+    """Return (step, whether it is the best) for the validations of a run that is stopped and resumed after each of them."""
     seen = []
     for step in range(steps + 1):
         assert not found.is_over
@@ -48,7 +48,7 @@ def run_through(losses: dict[int, float], found: Validations, steps: int) -> lis
     return seen
 
 
-def test_when_and_what_is_best_and_where_it_stops() -> None:
+def test_validations_come_when_due_keep_the_best_and_stop_the_run() -> None:
     losses = {0: 3.0, 2: 2.0, 4: 2.0, 6: float("nan"), 8: 1.5, 9: 1.7}
     assert run_through(losses, made(steps=9, every=2), 9) == [
         (0, True), (2, True), (4, False), (6, False), (8, True), (9, False)
@@ -60,7 +60,7 @@ def test_when_and_what_is_best_and_where_it_stops() -> None:
 @pytest.mark.parametrize(("steps", "at"), [
     (3, [0, 1, 2, 3]), (25, [*range(0, 25, 2), 25]), (2000, list(range(0, 2001, 200))),
 ])  # fmt: skip
-def test_a_tenth_of_the_steps_lies_between_two_unless_something_else_is_asked_for(steps: int, at: list[int]) -> None:
+def test_validations_are_a_tenth_of_the_steps_apart_by_default(steps: int, at: list[int]) -> None:
     assert [step for step in range(steps + 1) if made(steps=steps).is_due(step)] == at
 
 
@@ -68,7 +68,7 @@ def test_a_tenth_of_the_steps_lies_between_two_unless_something_else_is_asked_fo
     {"step": "2"}, {"step": True}, {"step": None}, {"best_loss": "nan"}, {"best_loss": float("inf")}, {"best_step": None},
     {"best_loss": None}, {"without_gain": -1}, {"without_gain": 0.5},
 ])  # fmt: skip
-def test_a_state_that_somebody_has_edited_is_refused(damage: dict[str, Any]) -> None:
+def test_a_hand_edited_state_is_refused(damage: dict[str, Any]) -> None:
     state = {"step": 2, "best_loss": 1.5, "best_step": 2, "without_gain": 0}
     made(steps=4).load_state_dict(state)
     with pytest.raises(ValueError, match="it was damaged or edited"):
@@ -98,7 +98,7 @@ def test_every_validation_is_a_line_on_the_same_tokens_and_the_best_model_is_kep
         assert said in out
 
 
-def test_what_a_model_that_is_torn_names_to_go_on_from_is_a_checkpoint_and_not_the_best(
+def test_a_torn_model_names_a_checkpoint_and_not_the_best_model_to_resume_from(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, named = Session._save_best, []
@@ -114,7 +114,7 @@ def test_what_a_model_that_is_torn_names_to_go_on_from_is_a_checkpoint_and_not_t
 
 
 def test_a_run_without_gain_ends_says_why_and_says_so_again(train: Program, program: Program, tmp_path: Path) -> None:
-    """With a learning rate that only spoils the model: its best is the one that it began with."""
+    """The learning rate only spoils the model, so the best model is the initial one."""
     run = tmp_path / "run"
     words = ("--lr", 50, "--warmup", 0, "--clip-norm", 1e9, "--validate-every", 1, "--stop-after", 2)
     status, out, err = train("--out", run, *words)
@@ -132,7 +132,7 @@ def test_a_run_without_gain_ends_says_why_and_says_so_again(train: Program, prog
     assert [line["step"] for line in validations(run)] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_best_model_that_was_deleted_is_told_and_the_next_is_written(
+def test_a_deleted_best_model_is_reported_and_the_next_one_is_written(
     train: Program, program: Program, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -143,7 +143,7 @@ def test_a_best_model_that_was_deleted_is_told_and_the_next_is_written(
     assert (run / "checkpoints" / "best" / "model.safetensors").exists()
 
 
-def test_a_text_of_its_own_to_validate_on(train: Program, text: Path, tmp_path: Path) -> None:
+def test_a_separate_text_can_be_used_for_validation(train: Program, text: Path, tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other.txt"
     other.write_text("another text of another kind. " * 20)
     assert train("--out", run, "--steps", 1, "--validation-data", other)[0] == 0
@@ -171,15 +171,15 @@ def test_samples_are_written_at_each_validation(train: Program, program: Program
     (Options(seq_len=64), 20 * 12 * 64), (Options(seq_len=1024), 16_384),
     (Options(seq_len=1024, validation_tokens=100_000), 100_000), (Options(seq_len=32, batch_size=1), 640),
 ])  # fmt: skip
-def test_a_validation_takes_no_longer_than_some_steps_unless_more_tokens_are_asked_for(options: Options, tokens: int) -> None:
+def test_a_validation_takes_no_longer_than_some_steps_unless_more_tokens_are_requested(options: Options, tokens: int) -> None:
     assert tokens_of(options) == tokens
 
 
-def test_what_is_kept_of_a_sample_is_a_line_that_can_be_read_again() -> None:
+def test_a_kept_sample_is_a_line_that_can_be_read_again() -> None:
     assert len(json.dumps({"step": 1 << 53, "text": "\N{GRINNING FACE}" * MOST_CHARACTERS})) < LINE_NBYTES
 
 
-def test_what_cannot_be_validated_on_is_refused_and_leaves_nothing(train: Program, tmp_path: Path, text: Path) -> None:
+def test_an_unusable_validation_text_is_refused_and_leaves_nothing(train: Program, tmp_path: Path, text: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * 32)
     for words, said in (

@@ -1,4 +1,4 @@
-"""Times, shares and words that are typed; sizes and counts as users meet them are tests/cli/test_refusals.py's."""
+"""Times, shares and words that are typed. Sizes and counts are tested in tests/cli/test_refusals.py as users meet them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def test_a_time_is_read(text: str, seconds: float) -> None:
     "0", "0s", "0:00:00", "0d0h0m0s", "30", "1:30", "1:60:00", "-5m", "5 m", "5m3h", "m", "", "1.5h", "nan", "inf", "1e3s",
     "٣s", "1000000001s", "9" * 400 + "s",
 ])  # fmt: skip
-def test_what_is_no_time_above_0_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="such as 90s, 30m, 1h30m or 1:30:00"):
         values.duration(text)
 
 
 @given(st.text(alphabet="0123456789:dhms.- ", max_size=12))
-def test_whatever_is_written_there_are_seconds_or_one_sentence(text: str) -> None:
+def test_any_text_gives_seconds_or_one_sentence(text: str) -> None:
     try:
         assert 0 < values.duration(text) <= 1e9
     except argparse.ArgumentTypeError as error:
         assert "\n" not in str(error)  # noqa: PT017
 
 
-def test_a_share_below_one() -> None:
+def test_a_share_lies_below_one() -> None:
     assert (values.below_one("0"), values.below_one("0.999")) == (0, 0.999)
     for text in ("1", "-0.1", "1.5", "nan"):
         with pytest.raises(argparse.ArgumentTypeError):
             values.below_one(text)
 
 
-def test_one_of_several_words() -> None:
+def test_one_word_out_of_several_is_accepted() -> None:
     check = values.one_of("a", "b", "c")
     assert check("b") == "b"
     with pytest.raises(argparse.ArgumentTypeError, match="'d' cannot be used; expected a, b or c"):

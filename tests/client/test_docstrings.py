@@ -1,4 +1,4 @@
-"""Everything that the public face names says what it is: what `help(Engine)` shows. What it says is for readers to judge."""
+"""Every public name has a docstring, which `help(Engine)` shows. Whether the text is good is for readers to judge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACES = (asynctile, asynctile.layers)
 
 
 def members(owner: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of a class that are asynctile's own, inherited ones with it."""
+    """Yield the public methods and properties of a class that are asynctile's own, inherited ones included."""
     for base in owner.__mro__:
         if base.__module__.partition(".")[0] == "asynctile":
             for name, found in vars(base).items():
@@ -38,15 +38,15 @@ def test_everything_public_has_a_docstring() -> None:
     assert list(speechless()) == []
 
 
-def test_what_a_dataclass_is_given_for_a_docstring_is_none() -> None:
-    """Without one of its own it has its signature, which would pass for one."""
+def test_no_dataclass_has_a_generated_docstring() -> None:
+    """A dataclass without a docstring gets its signature as one, which would pass for a docstring."""
     classes = [getattr(face, name) for face in FACES for name in face.__all__ if inspect.isclass(getattr(face, name))]
     assert classes
     assert [found.__name__ for found in classes if (found.__doc__ or "").startswith(f"{found.__name__}(")] == []
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
-def test_what_is_named_is_there_and_what_is_there_is_named(face: Any) -> None:
-    """`dir` knows names whose modules nobody has asked for yet."""
+def test_all_lists_exactly_the_names_that_are_there(face: Any) -> None:
+    """`dir` knows names whose modules are not loaded yet."""
     there = {name for name in dir(face) if not name.startswith("_") and not inspect.ismodule(getattr(face, name))}
     assert there - {"Model", "TYPE_CHECKING"} == set(face.__all__)

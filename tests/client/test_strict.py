@@ -1,6 +1,6 @@
-"""The whole face on a loop that is watched: nothing blocks it, and python -X dev has nothing to say.
+"""The whole public face on a watched loop: nothing blocks it, and python -X dev reports nothing.
 
-A cheap part of `make strict`, which runs the tests of the public face so (tests/strict.py).
+A cheap part of `make strict`, which runs the tests of the public face in the same way (tests/strict.py).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def test_nothing_blocks_the_callers_loop_or_the_engines(
 
 
 @pytest.mark.parametrize("where", ["asynctile.layers.model.check_tokens", "asynctile.layers.model.token_inputs"])
-async def test_what_blocks_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first on the caller's loop, the second on the engine's."""
+async def test_blocking_code_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case blocks the caller's loop, the other the engine's."""
     async with Engine("cpu", host_memory="16MiB") as engine:
         model = await GPT2.create(engine, whole_face.CONFIG)
         monkeypatch.setattr(where, lambda *args, **more: time.sleep(0))
@@ -43,8 +43,8 @@ async def test_what_blocks_is_found(where: str, monkeypatch: pytest.MonkeyPatch)
             await model.logits([[1, 2]])
 
 
-def test_development_mode_has_nothing_to_say(tmp_path: Path) -> None:
-    """No resource left open, no coroutine unawaited, no loop called from another thread. Slow callbacks are the machine's."""
+def test_development_mode_reports_nothing(tmp_path: Path) -> None:
+    """No resource stays open, no coroutine unawaited, no loop is called from another thread. Slow callbacks are not counted."""
     client = Path(whole_face.__file__)
     command = [sys.executable, "-X", "dev", "-W", "error", client, tmp_path]
     debug = os.environ | {"PYTHONASYNCIODEBUG": "1", "PYTHONPATH": str(client.parents[2])}

@@ -1,7 +1,7 @@
-"""What others write against asynctile: the client of whole_face.py, and the examples, as two type checkers see them.
+"""Client code against asynctile, whole_face.py and the examples, as two type checkers see it.
 
-They are looked at from outside, with asynctile installed: that the wheel has py.typed is .ci/check_wheel.py's. What asynctile's
-own sources are checked for is `make lint`.
+They check it from outside, with asynctile installed. .ci/check_wheel.py checks that the wheel has py.typed. `make lint` checks
+asynctile's own sources.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 from tests.client import whole_face
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What numpy, starlette and aiohttp say of themselves takes most of the time, and is read once.
+#: Reading the types of numpy, starlette and aiohttp takes most of the time, so it is done once.
 CACHE = ROOT / ".mypy_cache" / "clients"
 CLIENTS = [ROOT / "tests" / "client" / "whole_face.py", *sorted((ROOT / "examples").glob("*.py"))]
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has asynctile installed, beside everything that this one has."""
+    """Return an interpreter that has asynctile installed, besides everything that this one has."""
     place = tmp_path_factory.mktemp("installed")
     venv.create(place, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place), "platbase": str(place)}))
@@ -36,7 +36,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(tmp_path: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Away from the checkout, so that asynctile is the one installed."""
+    """Run a module away from the checkout, so that it finds the installed asynctile."""
     return subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
 
 
@@ -53,7 +53,7 @@ def test_clients_are_clean_under_pyright_strict(python: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def test_the_whole_face_does_what_it_says(tmp_path: Path) -> None:
+async def test_the_whole_public_face_works(tmp_path: Path) -> None:
     statistics = await whole_face.main(tmp_path)
     assert statistics.device == "emulated"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "of-the-other", "trace.json"]

@@ -1,7 +1,7 @@
-"""A client of the whole public face: each result with the type that a type checker is to find for it.
+"""A client of the whole public face, which states for each result the type that a type checker must find.
 
-Checked by mypy --strict and by pyright against the package as it is installed, and run as it stands: test_whole_face.py.
-What the calls do is tested where they are made.
+test_whole_face.py checks it by mypy --strict and by pyright against the installed package, and runs it as it stands. What the
+calls do is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def batches_that_come() -> AsyncIterator[tuple[Tokens, Tokens]]:
 
 
 async def models(part: Share, folder: Path) -> None:
-    """Everything of a model, on an engine or on a share of one."""
+    """Use everything of a model, on an engine or on a share of one."""
     model = assert_type(await GPT2.create(part, CONFIG, seed=1, tile=16), GPT2)
     tokens, targets = next(batches())
     assert_type(await model.logits(tokens), NDArray[np.float32])
@@ -86,7 +86,7 @@ async def models(part: Share, folder: Path) -> None:
 
 
 async def texts(part: Share) -> None:
-    """A server, its tokens, and how they are chosen."""
+    """Use a server, its tokens and the ways to choose them."""
     model = await GPT2.create(part, CONFIG)
     assert_type(Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, seed=1).top_k, int | None)
     tokenizer: Tokenizer = ByteTokenizer()
@@ -100,7 +100,7 @@ async def texts(part: Share) -> None:
 
 
 async def watch(reader: Events, seen: list[str]) -> None:
-    """Everything that an engine tells, to its end."""
+    """Read every event of an engine to its end."""
     async for event in reader:
         assert_type(event, Event)
         match event:
@@ -113,7 +113,7 @@ async def watch(reader: Events, seen: list[str]) -> None:
 
 
 async def trainings(part: Share, folder: Path) -> None:
-    """Everything of a trainer."""
+    """Use everything of a trainer."""
     optimizer = AdamW(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup=1, decay_steps=9, min_lr=1e-4)
     model = await GPT2.create(part, GPT2Config.from_hf(CONFIG.to_hf()))
     trainer = Trainer(model, optimizer, clip_norm=1.0, micro_batches=2, recompute="auto", update="auto")
@@ -140,7 +140,7 @@ async def trainings(part: Share, folder: Path) -> None:
 
 
 def describe(error: AsynctileError) -> str:
-    """Errors as a service answers with them."""
+    """Turn an error into the answer of a service."""
     match error:
         case BudgetError():
             return f"needs {assert_type(error.floor, int)} bytes"
@@ -185,7 +185,7 @@ async def main(folder: Path) -> Statistics:
 
 
 async def lifetime() -> None:
-    """An engine of a service that is told of its start and of its end."""
+    """Open and close an engine as a service does when it starts and ends."""
     engine = Engine("cpu", host_memory="16MiB")
     try:
         assert_type(await engine.open(), Engine)

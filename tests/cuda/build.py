@@ -1,6 +1,6 @@
-"""asynctile's CUDA kernels compiled for the CPU: `library().run` takes what cuLaunchKernel takes.
+"""asynctile's CUDA kernels compiled for the CPU: `library().run` takes the arguments of cuLaunchKernel.
 
-g++ compiles the sources behind on_cpu.h, once for each state of them, into a folder of the user's cache.
+g++ compiles the sources after on_cpu.h, once for each state of them, into a folder of the user's cache.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ FLAGS = (
     "-fno-stack-protector", "-fsanitize=alignment,bounds", "-Wall", "-Werror", "-Wno-unknown-pragmas",
     "-Wno-unused-function", "-Wno-sign-compare", "-Wno-psabi",
 )  # fmt: skip
-#: The signature of a kernel, which stands in a source as it is here: no macro makes any.
+#: The signature of a kernel, literally as in the source: no macro makes one.
 SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
-#: What cuLaunchKernel would refuse on every GPU, or on one with 227 KiB of shared memory for a block.
+#: Limits that every GPU enforces on cuLaunchKernel, or one with 227 KiB of shared memory for a block.
 LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 THREADS, SHARED = 1024, 227 << 10
 
 
 def missing() -> str:
-    """Why kernels cannot be compiled for this machine's CPU, or nothing."""
+    """Return why kernels cannot be compiled for this machine's CPU, or ""."""
     if sys.platform != "linux":
         return "CUDA kernels run on a CPU under Linux only"
     return "" if shutil.which("g++") else "there is no g++ to compile CUDA kernels for the CPU"
 
 
 def source(files: list[Path]) -> str:
-    """One C++ source of shim, kernels and trampolines. Tensor cores are those of on_cpu_mma.h instead of mma.cuh."""
+    """Return one C++ source of shim, kernels and trampolines, with the tensor cores of on_cpu_mma.h instead of mma.cuh."""
     mma = HERE / "on_cpu_mma.h"
     files = [HERE / "on_cpu.h", *(mma if path.name == "mma.cuh" else path for path in files)]
     text = "".join(f'#line 1 "{path}"\n{path.read_text()}\n' for path in files)
@@ -49,7 +49,7 @@ def source(files: list[Path]) -> str:
 
 
 def trampoline(name: str, parameters: str) -> str:
-    """A function that calls a kernel with arguments that are given as pointers to them."""
+    """Return the source of a function that calls a kernel with arguments given as pointers."""
     types = [re.sub(r"\w+$", "", parameter.strip()) for parameter in parameters.split(",") if parameter.strip()]
     values = ", ".join(f"*static_cast<std::remove_cv_t<{type_}> *>(values[{i}])" for i, type_ in enumerate(types))
     return (
@@ -60,7 +60,7 @@ def trampoline(name: str, parameters: str) -> str:
 
 
 class Library:
-    """Compiled kernels. Their threads run in the `order` "forward", "reversed" or that of a seed; results are the same."""
+    """Compiled kernels, whose threads run in `order`: "forward", "reversed" or that of a seed; results are the same."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -74,7 +74,7 @@ class Library:
             self._library.set_order(kind, ctypes.c_uint64(seed))
 
     def run(self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], shared: int, address: int) -> None:
-        """Run a kernel to its end. grid and block: one to three sizes; address: of pointers to the arguments.
+        """Run a kernel to its end. grid, block: one to three sizes. address: of an array of pointers to the arguments.
 
         Raises ValueError for a launch that a driver would refuse, RuntimeError for a kernel's mistakes.
         """
@@ -94,7 +94,7 @@ class Library:
 
 
 def build(files: list[Path]) -> Library:
-    """Compile sources, or find them compiled. Raises RuntimeError with what g++ said."""
+    """Compile sources, or find them compiled. Raises RuntimeError with the messages of g++."""
     text = source(files)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asynctile" / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,5 +117,5 @@ def _compile(text: str, path: Path) -> None:
 
 @functools.cache
 def library() -> Library:
-    """The kernels of this checkout."""
+    """Return the kernels of this checkout."""
     return build(parts())

@@ -14,20 +14,20 @@ from tests.cuda.build import SHARED, Library
 
 
 def view(array: Array) -> np.ndarray:
-    """The NumPy array over the memory of an Array."""
+    """Return the NumPy array over the memory of an Array."""
     room = (ctypes.c_char * array.nbytes).from_address(array.ptr)
     return np.frombuffer(room, array.dtype).reshape(array.shape)
 
 
 def widen(values: np.ndarray) -> np.ndarray:
-    """float32 of float32, or of bf16."""
+    """Return float32 or bf16 values as float32."""
     return from_bf16(values) if values.dtype == BF16 else values
 
 
 class SoftContext:
-    """Runs what it is given before it returns. GEMMs are NumPy's, in float32. fuses: whether they add a bias on the way out.
+    """A context that runs all work before it returns. GEMMs are NumPy's, in float32.
 
-    shared: bytes of shared memory that a block may have.
+    fuses: whether GEMMs add a bias before they store. shared: bytes of shared memory that a block may have.
     """
 
     def __init__(self, library: Library, *, fuses: bool = False, shared: int = SHARED) -> None:

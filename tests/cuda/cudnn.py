@@ -1,6 +1,6 @@
-"""What asynctile/device/cudnn.py uses of cuDNN's frontend, in NumPy, on the streams and in the memory of a SoftDriver.
+"""The part of cuDNN's frontend that asynctile/device/cudnn.py uses, in NumPy, on a SoftDriver's streams and memory.
 
-It reads and writes at the addresses, dims and strides that it is given, and refuses what the frontend refuses.
+It reads and writes at the given addresses, dims and strides, and refuses what the frontend refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotSupported(Exception):
 
 
 class SoftTensor:
-    """dim and stride in elements, dtype "bf16" or "f32"; the four setters return the tensor itself."""
+    """A tensor of the frontend. dim and stride in elements, dtype "bf16" or "f32". Its four setters return the tensor."""
 
     def __init__(self, dim: Any = None, stride: Any = None, data_type: Any = None, name: str = "") -> None:
         self.dim, self.stride, self.data_type, self.name, self.is_output = dim, stride, data_type, name, False
@@ -48,7 +48,7 @@ class SoftTensor:
         return self
 
     def at(self, address: int) -> np.ndarray:
-        """The numbers at an address, uint16 or float32, over its memory."""
+        """Return the numbers at an address as uint16 or float32, a view of its memory."""
         nbytes = NBYTES[self.data_type]
         assert address % 16 == 0 or self.stride[3] == self.stride[2] == 1, f"{self.name} is not aligned"
         reach = 1 + sum((size - 1) * step for size, step in zip(self.dim, self.stride, strict=True))
@@ -131,7 +131,7 @@ class SoftGraph:
 
 
 class SoftCudnn:
-    """The module. streams: of handles. executed: graphs, as often as they were enqueued. calls: how many of those have run.
+    """The module. streams: of handles. executed: graphs, once for each enqueued run. calls: number of those that have run.
 
     version: as cuDNN counts it, 91600 for 9.16.0.
     """

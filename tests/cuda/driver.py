@@ -1,9 +1,10 @@
-"""A driver on the CPU: streams are threads (stream.py), graphs are lists of work (graph.py), memory is RAM, kernels are those
-of build.py. For asynctile/device/driver.py's Driver.
+"""A driver on the CPU, for the Driver of asynctile/device/driver.py.
 
-It behaves as a GPU does where that matters to who drives it: work runs behind the caller, in order within a stream only; an
-event is a place in a stream; arguments are read when a kernel is launched; a graph's nodes are ordered by its edges only; after
-an error everything fails; memory starts as NaN.
+Streams are threads (stream.py), graphs are lists of work (graph.py), memory is RAM, kernels are those of build.py.
+
+It behaves as a GPU does where that matters to its caller. Work runs behind the caller, in order only within a stream. An event
+is a place in a stream. Arguments are read when a kernel is launched. Only its edges order a graph's nodes. After an error
+everything fails. Memory starts as NaN.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from tests.cuda.stream import SoftEvent, SoftStream
 
 
 class SoftDriver:
-    """nbytes: memory of the device. seed: shake the streams' timing and the order within graphs. capability: as a GPU's.
-    fuses: whether products add a bias on the way out. attends: whether there is a cuDNN (cudnn.py), with a workspace of 1 MiB.
+    """One GPU on the CPU.
 
-    error: what failed on the device; everything that is waited for fails then. launches, graphs: how many were asked for.
+    nbytes: memory of the device. seed: shakes the streams' timing and the order within graphs. capability: as a GPU's. fuses:
+    whether products add a bias before they store. attends: whether there is a cuDNN (cudnn.py), with a workspace of 1 MiB.
+    error: the error of the device; every wait fails once it is set. launches, graphs: numbers of requests.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class SoftDriver:
 
     def free(self, address: int) -> None:
         block = self._allocated.pop(address)
-        for stream in self._streams.values():  # CUDA waits for what may still use it
+        for stream in self._streams.values():  # CUDA waits for work that may still use it
             stream.keep(block)
 
     def pin(self, address: int, nbytes: int) -> None:
@@ -111,7 +113,7 @@ class SoftDriver:
         del self._events[event]
 
     def record(self, event: int, stream: int) -> None:
-        # Recorded anew it is another place: who waits for the last one is not held up.
+        # Recorded anew, the event is another place: waiters for the last one are not delayed.
         self._events[event] = self._streams[stream].record()
 
     def wait(self, stream: int, event: int) -> None:
@@ -176,7 +178,7 @@ class SoftDriver:
         return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
 
     def die(self) -> None:
-        """Whoever waits for the device, now or later, learns that it is gone; what it had been given does not run."""
+        """Fail every wait for the device, now or later, because it is gone; work that it was given does not run."""
         self.is_dead = True
         self.error = self.error or DeviceError("the device is gone")
         for event in list(self._events.values()):
@@ -207,17 +209,17 @@ class SoftDriver:
             self._cudnn = None
 
     def close(self) -> None:
-        """Streams are destroyed by whoever made them."""
+        """Do nothing: the makers of streams destroy them."""
 
 
 def _check(graph: SoftGraph) -> None:
-    """CudaError for a graph that is no more; CUDA does not say what it would do."""
+    """Raise CudaError for a graph that no longer exists; CUDA does not define what happens then."""
     if graph.destroyed:
         raise CudaError("cudaErrorInvalidValue", "the graph was destroyed before")
 
 
 def _taken(params: int) -> Any:
-    """A copy of the arguments of a launch, as the driver takes it: pointers, then values of 8 bytes each."""
+    """Copy the arguments of a launch, as the driver does: pointers, then values of 8 bytes each."""
     count = (ctypes.c_uint64.from_address(params).value - params) // 8
     copy = (ctypes.c_uint64 * (2 * count)).from_buffer_copy(ctypes.string_at(params, 16 * count))
     for index in range(count):

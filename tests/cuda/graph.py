@@ -1,7 +1,7 @@
-"""CUDA's stream capture on the CPU: what is written down on streams that wait for each other becomes a graph of pieces of work.
+"""CUDA's stream capture on the CPU: work captured on streams that wait for each other becomes a graph.
 
-Covers what may be captured, what CUDA refuses, and in which orders a graph may run. The streams are those of stream.py, who is
-asked for all of it is driver.py.
+Covers what may be captured, what CUDA refuses, and in which orders a graph may run. The streams are in stream.py; driver.py
+offers the calls.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Of the CUDA runtime, what cupy calls `status`.
+#: Status numbers of the CUDA runtime, which cupy calls `status`.
 STATUS = {
     "cudaErrorInvalidValue": 1, "cudaErrorIllegalState": 401, "cudaErrorStreamCaptureInvalidated": 901,
     "cudaErrorStreamCaptureMerge": 902, "cudaErrorStreamCaptureUnmatched": 903, "cudaErrorStreamCaptureUnjoined": 904,
     "cudaErrorStreamCaptureIsolation": 905, "cudaErrorCapturedEvent": 907,
 }  # fmt: skip
-#: Seconds that a graph pauses at most between two of its nodes.
+#: The longest pause of a graph between two nodes, in seconds.
 PAUSE_S = 1e-3
 
 
 class CudaError(RuntimeError):
-    """As CuPy raises it. status: its number in the CUDA runtime."""
+    """An error as CuPy raises it. status: its number in the CUDA runtime."""
 
     def __init__(self, name: str, said: str) -> None:
         super().__init__(f"{name}: {said}")
@@ -32,7 +32,7 @@ class CudaError(RuntimeError):
 
 
 class Node(NamedTuple):
-    """A piece of work of a graph. branch: the stream that it was captured on, as a number. after: earlier nodes."""
+    """A piece of work of a graph. branch: number of the stream that it was captured on. after: earlier nodes."""
 
     work: Callable[[], object]
     branch: int
@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a captured stream: behind these nodes, and behind the joining of these branches."""
+    """A place in a captured stream: after these nodes, and after the joining of these branches."""
 
     nodes: frozenset[int]
     branches: frozenset[int]
@@ -51,20 +51,20 @@ class Mark:
 
 
 class Capture:
-    """A graph being written down. over: it has ended, and no stream takes part any more.
+    """A graph during its capture. over: it has ended, and no stream takes part any more.
 
-    After a mistake all but its end is refused, and that fails.
+    After a mistake every call but the end is refused, and the end fails.
     """
 
     def __init__(self) -> None:
         self.over = False
         self._broken = False
         self._nodes: list[Node] = []
-        #: by branch, where it is; the first is the origin
+        #: the place of each branch; the first branch is the origin
         self._marks: list[Mark] = []
 
     def enter(self, behind: Mark | None = None) -> int:
-        """A stream takes part from here: the number of its branch. behind: of the event that it waited for."""
+        """Let a stream take part from here; return the number of its branch. behind: the mark of the event it waited for."""
         self._check()
         branch = len(self._marks)
         own = Mark(frozenset(), frozenset((branch,)))
@@ -78,7 +78,7 @@ class Capture:
         self._nodes.append(Node(work, branch, tuple(sorted(mark.nodes))))
 
     def mark(self, branch: int) -> Mark:
-        """Where it is now, as an event takes it."""
+        """Return the branch's current place, as an event takes it."""
         self._check()
         return self._marks[branch]
 
@@ -87,7 +87,7 @@ class Capture:
         self._marks[branch] = self._marks[branch].with_(mark)
 
     def refuse(self, name: str, said: str) -> None:
-        """Raise an error; if the capture is still on it cannot be ended well."""
+        """Raise an error; an unfinished capture can then no longer end well."""
         self._broken = not self.over
         raise CudaError(name, said)
 
@@ -106,15 +106,18 @@ class Capture:
 
 
 class SoftGraph:
-    """nodes: in the order in which they were captured. destroyed: must not be launched any more; what was launched runs on."""
+    """A captured graph.
+
+    nodes: in the order of their capture. destroyed: it must not be launched any more; earlier launches run on.
+    """
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self.nodes = nodes
         self.destroyed = False
-        self._runs = threading.Lock()  # a graph that is launched while it runs follows itself, on other streams too
+        self._runs = threading.Lock()  # a graph launched while it runs follows itself, on other streams too
 
     def run(self, seed: random.Random | None) -> None:
-        """All of it; with a seed in another order each time, now and then with pauses."""
+        """Run the whole graph; with a seed in another order each time, sometimes with pauses."""
         order = self.order(seed)
         pauses = set(seed.choices(order, k=3)) if order and seed is not None and seed.random() < 0.25 else ()
         with self._runs:
@@ -124,10 +127,11 @@ class SoftGraph:
                 self.nodes[index].work()
 
     def order(self, seed: random.Random | None) -> list[int]:
-        """Of the nodes, as they were captured, or at random as the edges allow it.
+        """Return the order of the nodes: as captured, or random within their edges if there is a seed.
 
-        At random one branch runs as far as it likes, then another, with no more before it of the others than its edges ask for:
-        where an edge is missing, work soon runs before what it should have waited for, however far that is from it.
+        A random order runs one branch as far as it likes, then another, with no more of the other branches before a node than
+        its edges demand. So where an edge is missing, work soon runs before the work it should have waited for, however far
+        away that is.
         """
         if seed is None:
             return list(range(len(self.nodes)))
@@ -146,7 +150,7 @@ class SoftGraph:
 
 
 def needed(nodes: Iterable[Node], targets: Iterable[int]) -> list[int]:
-    """These nodes, one after another, each behind all that it waits for, and nothing else."""
+    """Return these nodes in order, each after everything that it waits for, and nothing else."""
     nodes = tuple(nodes)
     order: dict[int, None] = {}
     for target in targets:

@@ -1,7 +1,7 @@
-"""A driver that has done everything before it is asked, for asynctile/device/driver.py's Driver: only the host works.
+"""A driver that has done all work before it is asked, for the Driver of asynctile/device/driver.py: only the host works.
 
-It counts what it is asked for. Addresses on the device are mere numbers; nothing is copied or computed. The one that behaves as
-a GPU does is driver.py.
+It counts its calls. Addresses on the device are mere numbers; nothing is copied or computed. The driver that behaves as a GPU
+is in driver.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MEMORY = 1 << 40
 
 
 def counted(name: str) -> Callable[..., None]:
-    """A call that is nothing but counted."""
+    """Return a method that only counts its calls."""
 
     def call(self: IdleDriver, *given: Any, **named: Any) -> None:
         self.calls[name] += 1
@@ -25,7 +25,7 @@ def counted(name: str) -> Callable[..., None]:
 
 
 class IdleGraph(Counter[str]):
-    """Its nodes by the name of their call. Who is told of graphs by their handles finds each as itself."""
+    """The number of a graph's nodes by the name of their call. Equal only to itself, because handles identify graphs."""
 
     __hash__ = object.__hash__
 
@@ -33,8 +33,9 @@ class IdleGraph(Counter[str]):
 class IdleDriver:
     """One GPU of a TiB.
 
-    calls: how many there were, by name; of `bind` those in a thread that was not bound yet. captured: what was captured, one
-    after another, nodes by the name of their call. A graph is a number, as that of a GPU is: its place there, from 1 on.
+    calls: number of calls by name; of `bind` only calls in a thread that was not bound yet. captured: what was captured, in
+    order, as nodes by the name of their call. A graph is a number, as a GPU's graph is: its place in `captured`, counted from
+    1.
     """
 
     name = title = "cuda:0"
@@ -43,13 +44,13 @@ class IdleDriver:
     epilogues = attention = "idle"
 
     def __init__(self) -> None:
-        # A count that is there already is raised in one go, whatever other threads do; that of a Counter may not be.
+        # Raising a count that already exists is one step, whatever other threads do; a Counter may need several.
         self.calls = dict.fromkeys((name for name in vars(IdleDriver) if not name.startswith("_")), 0)
         self.captured: list[IdleGraph] = []
         self._numbers = itertools.count(1)
         self._address = 1 << 44
         self._bound = threading.local()
-        #: streams that take part in a capture, and events recorded on them; what products and attention go to
+        #: streams that take part in a capture, events recorded on them, and the streams of products and of attention
         self._capturing: set[int] = set()
         self._marks: set[int] = set()
         self._products = self._attention = 0

@@ -1,4 +1,4 @@
-"""Runs a verb's launcher on NumPy arrays, as on a device: copies in, kernels, copies out, and a look at what lies around."""
+"""A machine that runs a verb's launcher on NumPy arrays, as on a device, and checks the memory around each tile."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from asynctile.kernels.cuda import KERNELS, Array
 from tests.cuda.build import Library
 from tests.cuda.context import SoftContext
 
-#: Bytes before and behind a tile that kernels must leave alone.
+#: Bytes before and after a tile that kernels must leave alone.
 MARGIN = 256
-#: What they hold: 0.75 or so as float32 or bf16, which an addition changes, and which shows in a result that used it.
+#: Their content: about 0.75 as float32 or bf16. An addition changes it, and it shows in a result that used it.
 AROUND = 0x3F
 
 
@@ -29,7 +29,7 @@ class Tile:
         self.place = Array(room.ctypes.data + self._start, array.shape, array.dtype)
 
     def take_back(self) -> None:
-        """The tile's content becomes the array's."""
+        """Copy the tile's content back into the array."""
         around = np.concatenate([self._room[: self._start], self._room[self._end :]])
         assert (around == AROUND).all(), "a kernel wrote beyond a tile"
         self.array[...] = self._room[self._start : self._end].view(self.array.dtype).reshape(self.array.shape)
@@ -42,7 +42,7 @@ class SoftMachine:
         self._context = SoftContext(library, **options)
 
     def run(self, verb: str, arrays: Sequence[np.ndarray], params: Sequence[Any], number: np.ndarray | None = None) -> None:
-        """Run a verb on arrays, which it may change. bf16 is uint16; number: float64 (1,) for what the verb reports."""
+        """Run a verb on arrays, which it may change. bf16 is uint16. number: float64 (1,) for the verb's report."""
         tiles = [Tile(array) for array in arrays]
         reported = [] if number is None else [Tile(number)]
         KERNELS[verb](self._context, *(tile.place for tile in tiles), *params, *(tile.place for tile in reported))

@@ -1,6 +1,6 @@
 """NVIDIA's run-time compiler from the package nvidia-cuda-nvrtc, which needs neither a driver nor a GPU.
 
-By ctypes, under the names of CuPy's binding (cupy_backends.cuda.libs.nvrtc): asynctile/device/nvrtc.py takes either.
+It uses ctypes, with the names of CuPy's binding (cupy_backends.cuda.libs.nvrtc): asynctile/device/nvrtc.py takes either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def installed() -> bool:
 @functools.cache
 def _library() -> Any:
     files = metadata.files("nvidia-cuda-nvrtc") or []
-    for name in ("libnvrtc-builtins.so", "libnvrtc.so"):  # NVRTC 13.0 does not find its builtins, unless they are there
+    for name in ("libnvrtc-builtins.so", "libnvrtc.so"):  # NVRTC 13.0 finds its builtins only if they are loaded
         library = ctypes.CDLL(str(next(path.locate() for path in files if path.name.startswith(name))))
     return library
 
@@ -45,7 +45,7 @@ def getVersion() -> tuple[int, int]:
 
 
 def getSupportedArchs() -> tuple[int, ...]:
-    """The compute capabilities that it compiles for, as 75 for 7.5, ascending."""
+    """Return the compute capabilities that it compiles for, ascending; 7.5 is 75."""
     count = ctypes.c_int()
     _check(_library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     found = (ctypes.c_int * count.value)()

@@ -1,6 +1,6 @@
 """Streams and events on the CPU: a thread runs a stream's work in order, an event is a place in it.
 
-What a stream does while it is captured is graph.py, who is asked for all of it is driver.py.
+graph.py has the behavior of a stream during capture, driver.py offers the calls.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tests.cuda.graph import Capture, CudaError, Mark, SoftGraph
 
 
 class Failing(Protocol):
-    """Whoever keeps what failed first."""
+    """An object that keeps the first failure."""
 
     error: BaseException | None
 
 
 class SoftEvent:
-    """A record of an event, which has happened or not. capture, mark: where it was captured instead."""
+    """A record of an event, which has happened or not. capture, mark: the place where it was captured instead."""
 
     def __init__(self, capture: Capture | None = None, mark: Mark | None = None) -> None:
         self.capture = capture
@@ -35,16 +35,16 @@ class SoftEvent:
         self.happened.set()
 
     def check(self) -> None:
-        """CudaError for an event that was captured: it never happens."""
+        """Raise CudaError for an event that was captured: it never happens."""
         if self.capture is not None:
             said = "operation not permitted on an event last recorded in a capturing stream"
             self.capture.refuse("cudaErrorCapturedEvent", said)
 
 
 class SoftStream:
-    """A thread that runs work in order. seed: pause a little at random between pieces of work, or None.
+    """A thread that runs work in order. seed: pause a little at random between pieces of work; None never pauses.
 
-    capture: what it takes part in now.
+    capture: the capture in which it takes part now.
     """
 
     def __init__(self, driver: Failing, seed: int | None) -> None:
@@ -63,7 +63,7 @@ class SoftStream:
             self.capture.add(self._branch, work)
 
     def keep(self, memory: object) -> None:
-        """Until what was put here before is over."""
+        """Keep memory alive until all earlier work is over."""
         self._work.put(lambda kept=memory: None)
 
     def put_graph(self, graph: SoftGraph) -> None:
@@ -78,7 +78,7 @@ class SoftStream:
         return event
 
     def wait(self, event: SoftEvent) -> None:
-        """What is put from now on comes behind an event; one that is captured takes this stream into its capture."""
+        """Make later work wait for an event; a captured event takes this stream into its capture."""
         capture = self._captured()
         if event.capture is None:
             if capture is not None:
@@ -112,7 +112,7 @@ class SoftStream:
         self._thread.join()
 
     def _captured(self) -> Capture | None:
-        """The capture that it takes part in, until that is over."""
+        """Return the capture in which it takes part, or None once that is over."""
         if self.capture is not None and self.capture.over:
             self.capture = None
         return self.capture

@@ -1,7 +1,7 @@
-"""The driver on the CPU keeps CUDA's rules of capture: what belongs to a graph, what is refused, and that only edges order it.
+"""The driver on the CPU keeps CUDA's rules of capture: the content of a graph, refusals, and order only by edges.
 
-That a driver does what a device asks of it is tested by whoever drives it (tests/device/test_cuda.py). Long because the same
-three streams tell of each rule and of each way to break it.
+The users of a driver test that it does what a device asks of it (tests/device/test_cuda.py). Long because the same three
+streams show each rule and each way to break it.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 class Streams:
-    """Three streams of a driver on the CPU, and words that their work writes to `ran`."""
+    """Three streams of a driver on the CPU, and the words that their work writes to `ran`."""
 
     def __init__(self, **options):
         self.driver = SoftDriver(**options)
@@ -39,7 +39,7 @@ class Streams:
         return event
 
     def order(self, stream, behind):
-        """What comes on `stream` waits for all of another."""
+        """Make later work on `stream` wait for all work of another stream."""
         self.driver.wait(stream, self.recorded(behind))
 
     def settle(self):
@@ -47,7 +47,7 @@ class Streams:
             self.driver.synchronize(self.recorded(stream))
 
     def launch(self, graph, stream=None):
-        """What a launch writes."""
+        """Return the words that a launch writes."""
         self.settle()
         self.ran.clear()
         self.driver.launch_graph(graph, stream or self.compute)
@@ -75,7 +75,7 @@ def streams(make):
 
 
 def three_branches(streams, *, all_edges=True):
-    """A graph: "a" and "d" on compute, "b" above, "c" below; a < b < c < d where all edges are there, else not b < c."""
+    """Capture a graph: "a" and "d" on compute, "b" above, "c" below; a < b < c < d, or without b < c."""
     streams.driver.begin_capture(streams.compute)
     streams.work(streams.compute, "a")
     streams.order(streams.up, streams.compute)
@@ -88,7 +88,7 @@ def three_branches(streams, *, all_edges=True):
     return streams.driver.end_capture(streams.compute)
 
 
-def test_work_of_streams_that_wait_for_a_captured_one_is_written_down_with_its_edges_and_not_run(streams):
+def test_work_of_streams_that_wait_for_a_captured_one_is_captured_with_its_edges_and_not_run(streams):
     graph = three_branches(streams)
     streams.settle()
     assert not streams.ran
@@ -97,7 +97,7 @@ def test_work_of_streams_that_wait_for_a_captured_one_is_written_down_with_its_e
     assert streams.driver.graphs == 2
 
 
-def test_with_a_seed_an_edge_that_is_missing_shows_and_one_that_is_there_holds(make):
+def test_with_a_seed_a_missing_edge_shows_and_an_existing_edge_holds(make):
     streams = make(seed=1)
     whole, broken = three_branches(streams), three_branches(streams, all_edges=False)
     assert {streams.launch(whole) for _ in range(20)} == {"abcd"}
@@ -106,7 +106,7 @@ def test_with_a_seed_an_edge_that_is_missing_shows_and_one_that_is_there_holds(m
 
 @st.composite
 def graphs(draw):
-    """Nodes on three branches, each behind the last of its branch and a few earlier ones."""
+    """Draw nodes on three branches, each after the last of its branch and a few earlier ones."""
     nodes = []
     for index in range(draw(st.integers(2, 12))):
         branch = draw(st.integers(0, 2))
@@ -117,7 +117,7 @@ def graphs(draw):
 
 
 @given(graph=graphs(), number=st.integers(0, 1 << 30))
-def test_every_order_of_a_graph_keeps_its_edges_and_any_two_nodes_without_one_swap_soon(graph, number):
+def test_every_order_of_a_graph_keeps_its_edges_and_unordered_nodes_soon_swap(graph, number):
     seed = random.Random(number)
     orders = [graph.order(seed) for _ in range(100)]
     behind = []
@@ -134,8 +134,8 @@ def test_every_order_of_a_graph_keeps_its_edges_and_any_two_nodes_without_one_sw
 
 
 @pytest.mark.parametrize("late", [10, 150, 199])
-def test_one_edge_that_is_missing_among_hundreds_shows_within_a_few_orders(late):
-    """Each node of one branch waits for one of the other, but `late` does not."""
+def test_one_missing_edge_among_hundreds_shows_within_a_few_orders(late):
+    """Each node of one branch waits for one of the other, except node `late`."""
     nodes = []
     for index in range(200):
         nodes.append(Node(lambda: None, 0, (2 * index - 2,) if index else ()))
@@ -158,7 +158,7 @@ def test_equal_seeds_give_equal_orders_and_launches_differ(make):
     assert len(set(orders[0])) == 2
 
 
-def test_what_a_stream_had_to_do_before_and_what_it_gets_after_is_not_in_the_graph(streams):
+def test_work_enqueued_before_or_after_a_capture_is_not_in_the_graph(streams):
     gate = threading.Event()
     streams.driver.hold(gate, streams.up)
     streams.work(streams.up, "x")
@@ -170,7 +170,7 @@ def test_what_a_stream_had_to_do_before_and_what_it_gets_after_is_not_in_the_gra
     assert streams.launch(graph) == "abcd"
 
 
-def test_an_event_is_recorded_again_within_a_capture_and_behind_it(streams):
+def test_an_event_can_be_recorded_again_within_a_capture_and_after_it(streams):
     driver, event, graphs = streams.driver, streams.driver.new_event(), []
     for _ in range(2):
         driver.begin_capture(streams.compute)
@@ -178,7 +178,7 @@ def test_an_event_is_recorded_again_within_a_capture_and_behind_it(streams):
             streams.work(source, "n")
             driver.record(event, source)
             driver.wait(target, event)
-            driver.record(event, streams.compute)  # and what was waited for stays
+            driver.record(event, streams.compute)  # and earlier waits keep their place
         graphs.append(driver.end_capture(streams.compute))
         driver.record(event, streams.compute)
         driver.synchronize(event)
@@ -239,7 +239,7 @@ def joined_by_another_that_is_not(streams):
 
 
 @pytest.mark.parametrize("forget", [unjoined_work, unjoined_fork, work_behind_a_join, joined_by_another_that_is_not])
-def test_a_branch_that_was_not_joined_fails_the_end_and_leaves_no_stream_captured(streams, forget):
+def test_an_unjoined_branch_fails_the_end_and_leaves_no_stream_captured(streams, forget):
     streams.driver.begin_capture(streams.compute)
     streams.work(streams.compute, "a")
     forget(streams)
@@ -302,7 +302,7 @@ def end_it_elsewhere(streams):
         (end_it_elsewhere, "cudaErrorStreamCaptureUnmatched"),
     ],
 )  # fmt: skip
-def test_a_mistake_under_capture_is_refused_and_spoils_it_to_its_end(streams, mistake, name):
+def test_a_mistake_during_capture_is_refused_and_spoils_the_capture(streams, mistake, name):
     driver = streams.driver
     streams.outside = streams.recorded(streams.up)
     streams.driver.begin_capture(streams.compute)
@@ -345,7 +345,7 @@ def test_a_capture_begins_once_and_ends_once(streams):
     assert not streams.driver.end_capture(streams.compute).nodes
 
 
-def test_a_graph_that_is_destroyed_runs_to_its_end_and_is_not_launched_again(streams):
+def test_a_destroyed_graph_runs_to_its_end_and_cannot_be_launched_again(streams):
     graph, gate = three_branches(streams), threading.Event()
     streams.driver.hold(gate, streams.compute)
     streams.driver.launch_graph(graph, streams.compute)
@@ -359,11 +359,11 @@ def test_a_graph_that_is_destroyed_runs_to_its_end_and_is_not_launched_again(str
     assert streams.driver.graphs == 1
 
 
-def test_a_graph_that_is_launched_while_it_runs_follows_itself(streams):
+def test_a_graph_launched_while_it_runs_follows_itself(streams):
     driver, first, both = streams.driver, threading.Event(), threading.Event()
 
     def linger():
-        """The first run gives the second the time to begin."""
+        """Give the second run the time to begin."""
         if first.is_set():
             both.set()
         first.set()
@@ -381,7 +381,7 @@ def test_a_graph_that_is_launched_while_it_runs_follows_itself(streams):
     assert "".join(streams.ran) == "abab"
 
 
-def test_what_fails_in_a_graph_ends_it_and_fails_whoever_waits(streams):
+def test_a_failure_in_a_graph_ends_the_graph_and_fails_every_wait(streams):
     driver = streams.driver
     driver.begin_capture(streams.compute)
     driver._streams[streams.compute].put(lambda: 1 / 0)

@@ -1,11 +1,11 @@
-"""What the driver that does nothing has counted."""
+"""The counts of the idle driver."""
 
 import threading
 
 from tests.cuda.idle import IdleDriver
 
 
-def test_calls_are_counted_by_name_and_a_bind_once_a_thread():
+def test_calls_are_counted_by_name_and_bind_once_for_each_thread():
     driver = IdleDriver()
     stream, event = driver.new_stream(), driver.new_event(timed=True)
     threads = [threading.Thread(target=lambda: [driver.bind() for _ in range(3)]) for _ in range(2)]
@@ -40,7 +40,7 @@ def test_nodes_of_a_graph_are_counted_on_the_streams_that_take_part():
     driver.record(other, down)
     driver.wait(up, event)
     work()
-    driver.record(event, down)  # and no longer on a stream that is captured
+    driver.record(event, down)  # and no longer on a captured stream
     driver.wait(down, event)
     work()
     graph = driver.end_capture(compute)

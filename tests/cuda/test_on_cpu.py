@@ -1,4 +1,4 @@
-"""CUDA's rules on the CPU: what a GPU would report or silently get wrong is an error, or shows in another order."""
+"""CUDA's rules on the CPU: a mistake that a GPU would report, or silently get wrong, is an error or shows in another order."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_mistakes_are_errors(kernels, order):
         run(kernels, "lanes_missing", y, 7, order=order)
     with pytest.raises(RuntimeError, match="waits in a warp operation for ever"):
         run(kernels, "waits_for_ever", y, 7, order=order)
-    run(kernels, "mirror", y, 1, order=order, block=256)  # and the next kernel runs as ever
+    run(kernels, "mirror", y, 1, order=order, block=256)  # and the next kernel runs as usual
     np.testing.assert_array_equal(y, np.arange(256)[::-1])
 
 
@@ -74,7 +74,7 @@ def test_warp_operations(kernels, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_one_sum_of_a_block_after_another(kernels, order):
+def test_sums_of_a_block_can_follow_each_other(kernels, order):
     y = aligned(128)
     run(kernels, "three_sums", y, order=order, block=128)
     assert (y == 6 * np.arange(128).sum() + 127_000).all()
@@ -83,12 +83,12 @@ def test_one_sum_of_a_block_after_another(kernels, order):
 @pytest.mark.parametrize("launch", [
     {"grid": 0}, {"block": 0}, {"block": 1025}, {"shared": (227 << 10) + 1}, {"kernel": "unknown"},
 ])  # fmt: skip
-def test_launches_that_a_driver_refuses(kernels, launch):
+def test_launches_that_a_driver_refuses_are_refused(kernels, launch):
     with pytest.raises(ValueError, match=r"no GPU launches|no kernel unknown"):
         run(kernels, **{"kernel": "mirror", **launch})
 
 
-def test_what_cannot_be_compiled_is_an_error(tmp_path):
+def test_a_source_that_cannot_be_compiled_is_an_error(tmp_path):
     source = tmp_path / "wrong.cu"
     source.write_text("int x = nowhere;")
     with pytest.raises(RuntimeError, match=r"wrong.cu:1:9: error: .*nowhere"):

@@ -1,4 +1,4 @@
-"""What every kind of device promises. One suite for all; a GPU is one whose driver is on the CPU (tests/cuda/driver.py)."""
+"""The contract of every kind of device, in one suite. The driver of a GPU runs on the CPU here (tests/cuda/driver.py)."""
 
 import threading
 from dataclasses import replace
@@ -54,7 +54,7 @@ def fetched(device, view):
 
 
 def holding(device, gate):
-    """A kernel that takes until `gate` is open."""
+    """Return a kernel that runs until `gate` is open."""
     if isinstance(device, CudaDevice):
         return lambda on, *arrays: device.driver.hold(gate, device.streams()[0].handle)
     return lambda *arrays: gate.wait()
@@ -86,7 +86,7 @@ def test_a_kernel_waits_for_the_events_it_is_given(device, slots):
     assert fetched(device, b)[0] == 5
 
 
-def test_a_failing_kernel_is_carried_by_its_event(device, slots):
+def test_the_event_of_a_failing_kernel_carries_its_error(device, slots):
     def bad(*arrays):
         raise ZeroDivisionError
 
@@ -98,7 +98,7 @@ def test_a_failing_kernel_is_carried_by_its_event(device, slots):
     assert isinstance(event.error, ZeroDivisionError)
 
 
-def test_what_waits_for_failed_work_fails_with_it_and_what_only_comes_after_does_not(device, slots):
+def test_work_that_waits_for_failed_work_fails_and_work_that_only_comes_after_does_not(device, slots):
     def bad(*arrays):
         raise ZeroDivisionError
 
@@ -128,9 +128,9 @@ def test_work_of_the_device_and_of_the_host_wait_for_each_other(device, slots):
     out = np.empty(16, np.float32)
     stored = device.download(out, b, (computed,))
     written = host.enqueue((stored,), lambda: seen.append(out[0]), ())
-    other = array(device, slots[2], 3)  # what is ready does not wait behind what is not
+    other = array(device, slots[2], 3)  # ready work does not wait behind work that is not
     assert not computed.done
-    source[:] = 7  # the read has not been: its bytes are what counts
+    source[:] = 7  # the read has not run yet: it sees these bytes
     gate.set()
     written.wait()
     assert seen == [7]
@@ -197,14 +197,14 @@ def test_slots_of_a_pool_do_not_overlap(device, slots):
 
 @pytest.fixture
 def ranges(device):
-    """Of a packed arena, 16 floats each and every other one off a multiple of their size."""
+    """Return ranges of a packed arena, 16 floats each, every second one off a multiple of its size."""
     arena = Arena(4096, evictable=True)
     arena.pack()
     device.map_ground(arena.ground)
     return [arena.take_at(offset, 64) for offset in (0, 192, 320, 4096 - 64)]
 
 
-def test_ranges_of_a_packed_arena_are_parts_of_one_memory_which_is_not_made_twice(device, ranges):
+def test_ranges_of_a_packed_arena_are_parts_of_one_memory_that_is_made_once(device, ranges):
     views = [array(device, slot, index) for index, slot in enumerate(ranges)]
     device.map_ground(ranges[0].pool)
     array(device, ranges[1], 9)
@@ -214,7 +214,7 @@ def test_ranges_of_a_packed_arena_are_parts_of_one_memory_which_is_not_made_twic
     assert [whole[slot.offset // 4] for slot in ranges] == [0, 9, 2, 3]
 
 
-def test_a_copy_within_the_device_waits_and_is_waited_for_like_any_work(device, ranges):
+def test_a_copy_within_the_device_waits_and_is_waited_for_like_other_work(device, ranges):
     gate = threading.Event()
     device.kernels["hold"] = holding(device, gate)
     a, b, c = (array(device, slot, index + 5) for index, slot in enumerate(ranges[:3]))
@@ -228,7 +228,7 @@ def test_a_copy_within_the_device_waits_and_is_waited_for_like_any_work(device, 
     assert [fetched(device, view)[0] for view in (a, b, c)] == [5, 5, 5]
 
 
-def test_a_copy_of_what_was_never_made_fails_with_it(device, ranges):
+def test_a_copy_of_a_failed_result_fails_with_it(device, ranges):
     def bad(*arrays):
         raise ZeroDivisionError
 
@@ -243,7 +243,7 @@ def test_a_copy_of_what_was_never_made_fails_with_it(device, ranges):
 
 
 @pytest.mark.parametrize("late", [0.0, 0.015, 0.1])
-def test_a_link_takes_the_time_that_its_rate_says_the_copying_included(late, monkeypatch):
+def test_a_link_takes_the_time_of_its_rate_with_copying_included(late, monkeypatch):
     device, naps = EmulatedDevice(link_rate=1_000_000), []
     clock = SimpleNamespace(perf_counter=lambda: device.streams()[-2].ready_at + late, sleep=naps.append)
     monkeypatch.setattr("asynctile.device.emulated.time", clock)
@@ -265,6 +265,6 @@ def test_a_link_takes_the_time_that_its_rate_says_the_copying_included(late, mon
         ("cpu", 5, ValueError, "link_rate works only with device='emulated'"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_in_one_sentence(name, rate, error, says):
+def test_a_missing_device_is_refused_in_one_sentence(name, rate, error, says):
     with pytest.raises(error, match=says):
         open_device(name, link_rate=rate)

@@ -1,4 +1,4 @@
-"""What cuBLAS and cuBLASLt are told, by a library that notes it. What they answer only a GPU says (probe.py, tests/gpu)."""
+"""The calls that cuBLAS and cuBLASLt get, by a library that records them. Only a GPU gives answers (probe.py, tests/gpu)."""
 
 from ctypes import c_char_p
 
@@ -10,13 +10,17 @@ from asynctile.kernels.cuda import Array
 from asynctile.program.precision import BF16
 
 FP32 = np.dtype(np.float32)
-#: By the headers: cudaDataType of float32 and bf16; the attributes of an epilogue's bias; the preference for reductions.
+#: From the headers: cudaDataType of float32 and bf16; the attribute for the type of an epilogue's bias; the preference for
+#: reductions.
 CUDA_R_32F, CUDA_R_16BF = 0, 14
 BIAS_DATA_TYPE, REDUCTION_SCHEME_MASK = 26, 3
 
 
 class Library:
-    """calls: (name, values of plain arguments and of those behind a pointer). without: no algorithm for anything."""
+    """A library that records its calls.
+
+    calls: (name, values of plain arguments and of arguments behind a pointer). without: it has no algorithm for anything.
+    """
 
     def __init__(self, *, without=False):
         self.calls, self._without = [], without
@@ -45,12 +49,12 @@ def library(monkeypatch):
 
 
 def biased(out):
-    """A product of bf16 in `out` with a bias."""
+    """Return the arguments of a bf16 product with a bias, whose result has type `out`."""
     a, b, c = Array(256, (32, 64), BF16), Array(512, (64, 16), BF16), Array(768, (32, 16), out)
     return a, b, c, False, False, None, Array(1024, (16,), out)
 
 
-def test_no_product_is_added_up_in_less_than_float32(library):
+def test_no_product_is_summed_in_less_than_float32(library):
     cublas.Cublas(1, tf32=False, workspace=256)
     ((_, mode),) = library.told("cublasSetMathMode")
     assert mode == 16  # CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION

@@ -1,6 +1,6 @@
-"""What a GPU has beyond the contract of devices: memory as its driver counts it, its events, landings, graphs.
+"""A GPU beyond the contract of devices: memory by its driver's count, its events, landings and graphs.
 
-Long because one driver of threads, made to fail at each of its calls, is what all of it is told by.
+Long because everything is observed through one driver made of threads, which can fail at each of its calls.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ def slots_of(memory, size, count, cap=None):
 def views(device):
     arena, slots = slots_of(device, 64, 4)
     yield [device.array(slot, (16,), np.float32) for slot in slots]
-    del arena  # its memory is that of the views
+    del arena  # its memory belongs to the views
 
 
-def test_a_divided_cap_is_taken_from_the_gpu_once_and_to_the_byte(device):
+def test_a_divided_cap_is_taken_from_the_gpu_once_and_exactly(device):
     before = device.driver.memory()[0]
     arena = Arena(4 << 20, evictable=True)
     for pool in arena.cut(Demand((1 << 20,), (2,), {1 << 20: 9}, "copy")):
@@ -62,17 +62,17 @@ def test_a_divided_cap_is_taken_from_the_gpu_once_and_to_the_byte(device):
     slots = [arena.pools[0].take(for_load=True) for _ in range(4)]
     for slot in slots:
         device.array(slot, (4,), np.float32)
-    assert before - device.driver.memory()[0] == (4 << 20) + 64  # and what the driver on the CPU adds to align
+    assert before - device.driver.memory()[0] == (4 << 20) + 64  # and the bytes that the driver on the CPU adds to align
 
 
-def test_the_ground_of_a_packed_cap_is_one_allocation_that_goes_back_with_it(device):
+def test_the_ground_of_a_packed_cap_is_one_allocation_that_is_freed_with_it(device):
     before = device.driver.memory()[0]
     arena = Arena((1 << 20) + 512, evictable=True, rigid=True)
     arena.cut(Demand((1 << 19,), (2,), {1 << 19: 9}, "copy"))
     for pool in arena.pools:
         device.map_pool(pool)
     taken = before - device.driver.memory()[0]
-    assert taken == (1 << 20) + 512 + 64  # and what the driver on the CPU adds to align
+    assert taken == (1 << 20) + 512 + 64  # and the bytes that the driver on the CPU adds to align
     address = arena.ground.memory.whole
     pool.memory = None
     arena.pack()
@@ -83,21 +83,21 @@ def test_the_ground_of_a_packed_cap_is_one_allocation_that_goes_back_with_it(dev
     assert device.driver.memory()[0] == before
 
 
-def test_memory_goes_back_when_an_arena_lets_its_pools_go(device):
+def test_memory_is_given_back_when_an_arena_drops_its_pools(device):
     before = device.driver.memory()[0]
     arena, slots = slots_of(device, 1 << 20, 100)
     for slot in slots:
         device.array(slot, (4,), np.float32)
     taken = before - device.driver.memory()[0]
-    assert 100 << 20 <= taken <= (100 << 20) + 128  # as many as were wanted
+    assert 100 << 20 <= taken <= (100 << 20) + 128  # as many slots as were wanted
     device.array(arena.pools[0].take(for_load=True), (4,), np.float32)
-    assert before - device.driver.memory()[0] - taken == SLAB_NBYTES + 64  # and one more than that
+    assert before - device.driver.memory()[0] - taken == SLAB_NBYTES + 64  # and one slot more than that
     for pool in arena.pools:
         pool.memory = None
     assert device.driver.memory()[0] == before
 
 
-def test_a_gpu_that_another_process_fills_is_refused_with_what_is_free():
+def test_a_gpu_filled_by_another_process_is_refused_with_the_free_bytes():
     device = CudaDevice(SoftDriver(nbytes=100 << 20))
     with pytest.raises(BudgetError, match=r"has 0 B .*: 100\.00 MiB of its 100\.00 MiB are free.*end the other programs"):
         device.budget(None)
@@ -126,12 +126,12 @@ def test_bf16_on_a_gpu_without_it_is_one_sentence():
         CudaDevice(SoftDriver(capability=(7, 5)), "bf16")
 
 
-def test_ram_is_pinned_slab_by_slab_as_slots_are_used_and_unpinned_when_it_goes():
+def test_ram_is_pinned_slab_by_slab_as_slots_are_used_and_unpinned_when_freed():
     driver = SoftDriver()
     memory = PinnedMemory(driver)
     arena, slots = slots_of(memory, 3 * 64, 2)
     views = [memory.array(slot, (48,), np.float32) for slot in slots]
-    assert list(driver.pinned.values()) == [2 * 192]  # as many as were wanted
+    assert list(driver.pinned.values()) == [2 * 192]  # as many slots as were wanted
     while len(driver.pinned) < 3:
         slot = arena.pools[0].take(for_load=True)
         views.append(memory.array(slot, (48,), np.float32))
@@ -159,7 +159,7 @@ def test_ram_that_cannot_be_pinned_is_a_budget_error(monkeypatch):
         memory.array(slots[0], (4,), np.float32)
 
 
-def test_a_download_to_ram_that_is_not_pinned_does_not_hold_the_caller(device, views):
+def test_a_download_to_unpinned_ram_does_not_hold_the_caller(device, views):
     gate = threading.Event()
     device.kernels["hold"] = lambda on, *arrays: device.driver.hold(gate, device.streams()[0].handle)
     held = device.launch(type(copy(*TILES))("hold", TILES, "rw"), views[:2], None, ())
@@ -175,7 +175,7 @@ def test_a_download_to_ram_that_is_not_pinned_does_not_hold_the_caller(device, v
     assert (target == 7).all() and (out[:, :2] == 0).all()
 
 
-def test_an_error_on_the_gpu_reaches_whoever_waits_and_names_the_work(device, views):
+def test_an_error_on_the_gpu_reaches_every_waiter_and_names_the_work(device, views):
     def bad(on, *arrays):
         device.driver._streams[device.streams()[0].handle].put(lambda: 1 / 0)
 
@@ -219,7 +219,7 @@ async def test_thousands_of_small_operations_land_in_order_while_the_loop_stays_
     assert device.streams()[0].finished == 3000
 
 
-def test_a_stream_waits_once_for_what_it_is_already_behind(device, views, monkeypatch):
+def test_a_stream_waits_only_once_for_work_it_is_already_behind(device, views, monkeypatch):
     waited = []
     wait = device.driver.wait
     monkeypatch.setattr(device.driver, "wait", lambda stream, event: waited.append(stream) or wait(stream, event))
@@ -233,7 +233,7 @@ def test_a_stream_waits_once_for_what_it_is_already_behind(device, views, monkey
     assert len(waited) == 1
 
 
-def test_time_in_which_compute_waited_for_copies_is_counted_while_a_trace_is_recorded(device, views, monkeypatch):
+def test_time_that_compute_waits_for_copies_is_counted_while_a_trace_is_recorded(device, views, monkeypatch):
     device.streams()[0].trace = Recorder()
     gate, clock = threading.Event(), SimpleNamespace(now=1.0)
     monkeypatch.setattr("tests.cuda.stream.time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=time.sleep))
@@ -248,7 +248,7 @@ def test_time_in_which_compute_waited_for_copies_is_counted_while_a_trace_is_rec
     assert device.stall_s() == 0.25
 
 
-async def test_nothing_is_timed_while_nobody_measures_and_what_is_not_known_is_said_to_be_nan(device, views, monkeypatch):
+async def test_nothing_is_timed_while_nobody_measures_and_unknown_times_are_nan(device, views, monkeypatch):
     timed, new_event = [], device.driver.new_event
     monkeypatch.setattr(device.driver, "new_event", lambda **how: timed.append(how) or new_event(**how))
     gate = threading.Event()
@@ -261,7 +261,7 @@ async def test_nothing_is_timed_while_nobody_measures_and_what_is_not_known_is_s
     assert math.isnan(device.stall_s())
 
 
-def test_a_trace_shows_what_ran_on_each_stream(device, views):
+def test_a_trace_shows_the_work_of_each_stream(device, views):
     trace = Recorder()
     for stream in device.streams():
         stream.trace = trace
@@ -278,14 +278,14 @@ def test_a_trace_shows_what_ran_on_each_stream(device, views):
 
 
 async def settled(*events):
-    """Wait until they have landed, well or not; TimeoutError after 20 s."""
+    """Wait until these events have settled, with or without an error; TimeoutError after 20 s."""
     async with asyncio.timeout(20):
         for event in events:
             await event.settled()
 
 
 def fail_once(monkeypatch, owner, name, *, first=False):
-    """The next call of a method raises. first: after it was done."""
+    """Make the next call of a method raise. first: only after the call was done."""
     true = getattr(owner, name)
 
     def fail(*args):
@@ -302,7 +302,7 @@ def refuse(on, *arrays):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-async def test_work_that_is_not_handed_over_fails_alone_and_no_time_of_it_is_read(device, views, monkeypatch, traced):
+async def test_work_that_is_not_handed_over_fails_alone_and_none_of_its_times_is_read(device, views, monkeypatch, traced):
     compute, upload, _, *_ = device.streams()
     compute.trace = trace = Recorder() if traced else None
     gate = threading.Event()
@@ -339,8 +339,8 @@ async def test_a_time_that_cannot_be_read_fails_its_work_and_the_stream_goes_on(
     assert after.error is None
 
 
-def test_what_hung_on_the_host_is_not_run_once_the_device_was_closed():
-    """Its memory has gone, and may be another engine's."""
+def test_host_work_still_waiting_does_not_run_after_the_device_was_closed():
+    """Its memory is gone, and may belong to another engine."""
     device = CudaDevice(SoftDriver())
     device.start()
     arena, slots = slots_of(device, 64, 1)
@@ -358,7 +358,7 @@ def test_what_hung_on_the_host_is_not_run_once_the_device_was_closed():
     del arena
 
 
-def test_closing_runs_what_was_enqueued_and_leaves_nothing():
+def test_closing_runs_enqueued_work_and_leaves_nothing():
     driver = SoftDriver(seed=3)
     device = CudaDevice(driver)
     device.start()

@@ -1,6 +1,6 @@
-"""What a GPU writes down as a graph: its branches, what it captures and what it leaves out, and drivers that refuse.
+"""Graphs that a GPU records: their branches, what they capture and leave out, and drivers that refuse.
 
-Over a driver on the CPU, which runs a graph in any order that its edges allow (tests/cuda/driver.py).
+The driver is on the CPU and runs a graph in any order that its edges allow (tests/cuda/driver.py).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def copied(memory: Memory, to: int, source: int, *after: int) -> Node:
     return Node(Kind.OPERATION, copy(*TILES), (memory.there[source], memory.there[to]), None, after)
 
 
-def test_nodes_of_all_branches_stand_behind_those_that_they_name(device: CudaDevice) -> None:
-    """Up, along, and down; and the source is written anew behind the copy that reads it."""
+def test_nodes_of_all_branches_run_after_the_nodes_they_name(device: CudaDevice) -> None:
+    """Up, along and down; and the source is rewritten behind the copy that reads it."""
     memory = Memory(device)
     graph = device.recorder.record([
         up(memory, 0, 0), copied(memory, 1, 0, 0), down(memory, 1, 1, 1), up(memory, 0, 2, 1), copied(memory, 2, 0, 3),
@@ -83,7 +83,7 @@ def test_nodes_of_all_branches_stand_behind_those_that_they_name(device: CudaDev
     device.recorder.forget(graph)
 
 
-def test_what_is_launched_behind_a_graph_comes_after_all_its_branches(device: CudaDevice) -> None:
+def test_work_launched_after_a_graph_runs_after_all_its_branches(device: CudaDevice) -> None:
     memory = Memory(device)
     graph = device.recorder.record([up(memory, 0, 0), down(memory, 1, 3)])
     memory.here[0][:] = 5.0
@@ -93,7 +93,7 @@ def test_what_is_launched_behind_a_graph_comes_after_all_its_branches(device: Cu
     device.recorder.forget(graph)
 
 
-def test_nothing_runs_while_it_is_written_down_and_no_more_calls_are_made_when_it_runs(device: CudaDevice) -> None:
+def test_nothing_runs_during_recording_and_replay_makes_no_further_calls(device: CudaDevice) -> None:
     memory = Memory(device)
     device.launch(fill(TILES[0], 1.0), memory.there[:1], None, ()).wait()
     graph = device.recorder.record([Node(Kind.OPERATION, fill(TILES[0], 3.0), (memory.there[0],), None, ())])
@@ -105,7 +105,7 @@ def test_nothing_runs_while_it_is_written_down_and_no_more_calls_are_made_when_i
     device.recorder.forget(graph)
 
 
-def test_work_that_a_disk_lets_go_while_a_graph_is_written_down_runs_once_and_is_not_in_it(
+def test_work_released_by_a_disk_during_recording_runs_once_and_is_not_in_the_graph(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, gate = Memory(device), threading.Event()
@@ -118,7 +118,7 @@ def test_work_that_a_disk_lets_go_while_a_graph_is_written_down_runs_once_and_is
     def let_go(stream: int) -> None:
         begin(stream)
         gate.set()
-        read.wait()  # whoever hung on it has been let go before
+        read.wait()  # its waiters have been released before
 
     monkeypatch.setattr(device.driver, "begin_capture", let_go)
     graph = device.recorder.record([Node(Kind.OPERATION, fill(TILES[0], 3.0), (memory.there[0],), None, ())])
@@ -131,7 +131,7 @@ def test_work_that_a_disk_lets_go_while_a_graph_is_written_down_runs_once_and_is
 
 
 @pytest.mark.parametrize("call", ["begin_capture", "end_capture", "copy", "wait"])
-def test_a_graph_that_the_driver_refuses_leaves_the_device_as_it_was(
+def test_a_graph_that_the_driver_refuses_leaves_the_device_unchanged(
     device: CudaDevice, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, true = Memory(device), getattr(device.driver, call)
@@ -159,7 +159,7 @@ def test_a_graph_that_the_driver_refuses_leaves_the_device_as_it_was(
     device.recorder.forget(graph)
 
 
-def test_a_graph_that_is_forgotten_while_its_run_hangs_is_there_when_it_is_launched_at_last(device: CudaDevice) -> None:
+def test_a_graph_forgotten_while_its_run_hangs_still_exists_when_it_is_launched(device: CudaDevice) -> None:
     memory, gate = Memory(device), threading.Event()
     host = device.add_stream("slow", 1)
     host.start()
@@ -193,13 +193,13 @@ async def test_a_graph_is_seen_to_land_while_the_next_one_runs_though_nobody_wai
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
-    """Branches of nodes, and what each is to be behind."""
+    """Draw the branches of nodes, and the nodes that each must come after."""
     branches = draw(st.lists(st.integers(0, 2), max_size=24))
     return branches, [draw(st.lists(st.integers(0, index - 1), max_size=4)) if index else [] for index in range(len(branches))]
 
 
 def ancestors(branches: list[int], behind: list[list[int]]) -> list[set[int]]:
-    """By node all that it stands behind: through its branch, and through edges."""
+    """Return, for each node, all nodes that it comes after: through its branch and through edges."""
     found: list[set[int]] = []
     for index, others in enumerate(behind):
         on_branch = [before for before in range(index) if branches[before] == branches[index]][-1:]
@@ -208,7 +208,7 @@ def ancestors(branches: list[int], behind: list[list[int]]) -> list[set[int]]:
 
 
 @given(graphs())
-def test_edges_put_each_node_behind_all_that_it_names_and_none_of_them_says_what_is_said_already(
+def test_edges_put_each_node_after_all_that_it_names_and_none_is_redundant(
     graph: tuple[list[int], list[list[int]]]
 ) -> None:
     branches, after = graph
@@ -223,7 +223,7 @@ def test_edges_put_each_node_behind_all_that_it_names_and_none_of_them_says_what
 
 
 @given(graphs())
-def test_nodes_are_enqueued_behind_all_that_they_stand_behind(graph: tuple[list[int], list[list[int]]]) -> None:
+def test_nodes_are_enqueued_after_all_nodes_they_depend_on(graph: tuple[list[int], list[list[int]]]) -> None:
     branches, after = graph
     behind = edges(branches, after)
     found, whole = order(branches, behind), ancestors(branches, behind)
@@ -232,6 +232,6 @@ def test_nodes_are_enqueued_behind_all_that_they_stand_behind(graph: tuple[list[
     assert all(at[before] < at[index] for index in found for before in whole[index])
 
 
-def test_computing_goes_on_before_a_copy_beside_it_is_enqueued_and_after_one_that_it_waits_for() -> None:
+def test_compute_is_enqueued_before_copies_beside_it_and_after_those_it_waits_for() -> None:
     branches, behind = [COMPUTE, DOWN, UP, COMPUTE, UP, COMPUTE], [[], [0], [], [], [3], [4]]
     assert order(branches, behind) == [0, 3, 1, 2, 4, 5]

@@ -1,4 +1,4 @@
-"""Times of a GPU on the host's clock, and stalls of its streams, from timed events that are told when they have happened."""
+"""A GPU's times on the host's clock, and stalls of its streams, from timed events read after they have happened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USES_A = copy(A, C)
 
 
 class Times:
-    """A driver whose timed events are their times on the GPU, in milliseconds."""
+    """A driver whose timed events are numbers: their times on the GPU, in milliseconds."""
 
     def __init__(self) -> None:
         self.destroyed: list[int] = []
@@ -36,7 +36,7 @@ class Times:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> GpuClock:
-    """The first span that it places ends at 100 s of the host."""
+    """A clock whose first span ends at 100 s of the host."""
     monkeypatch.setattr(cuda_trace.time, "perf_counter", lambda: 100.0)
     return GpuClock(cast(Driver, Times()))
 
@@ -47,7 +47,7 @@ def test_times_are_placed_by_the_first_work_that_lands(clock: GpuClock) -> None:
     assert clock.at(5500) == 99.5
 
 
-def test_times_are_counted_from_nearby_since_differences_are_float32(clock: GpuClock) -> None:
+def test_times_are_counted_from_nearby_because_differences_are_float32(clock: GpuClock) -> None:
     clock.place((5000, 6000))
     assert clock.place((50_000, 51_000)) == ((5000, 51_000), 144.0, 145.0)
     assert clock.at(52_000) == 146.0
@@ -67,7 +67,7 @@ def told(clock: GpuClock, *works: Seen) -> list[Stalled]:
 FIRST = ("compute", copy(C, C))
 
 
-def test_a_wait_on_the_gpu_is_of_the_copy_that_came_last(clock: GpuClock) -> None:
+def test_a_wait_on_the_gpu_is_charged_to_the_copy_that_came_last(clock: GpuClock) -> None:
     early, late = Seen("upload", C, span=(5000, 5500)), Seen("upload", A, span=(6200, 6900), behind=("download", C))
     work = Seen("compute", USES_A, since=99.5, stall=(6100, 6950), span=(6950, 7000), copies=(early, late))
     (stall,) = told(clock, Seen(*FIRST, span=(5000, 6000)), work)
@@ -76,12 +76,12 @@ def test_a_wait_on_the_gpu_is_of_the_copy_that_came_last(clock: GpuClock) -> Non
     assert work.copies == () and stall.copy.began == pytest.approx(100.2)
 
 
-def test_time_until_the_host_had_read_a_tile_is_a_stall_for_that(clock: GpuClock) -> None:
+def test_time_until_the_host_has_read_a_tile_is_a_stall_for_that_tile(clock: GpuClock) -> None:
     read = Ran("spill", "spill-0", "read", A, 99.0, 99.5, 100.4, None)
     (stall,) = told(clock, Seen(*FIRST, span=(5000, 6000)), Seen("compute", USES_A, since=100.5, span=(6600, 7000), held=read))
     assert (stall.began, stall.ended, stall.copy) == (pytest.approx(100.0), pytest.approx(100.5), read)
 
 
-def test_work_that_the_host_held_back_while_the_gpu_was_busy_is_no_stall(clock: GpuClock) -> None:
+def test_work_held_back_by_the_host_while_the_gpu_was_busy_is_no_stall(clock: GpuClock) -> None:
     read = Ran("spill", "spill-0", "read", A, 98.0, 98.5, 99.4, None)
     assert told(clock, Seen(*FIRST, span=(5000, 6000)), Seen("compute", USES_A, since=99.5, span=(6000, 7000), held=read)) == []

@@ -1,4 +1,4 @@
-"""Attention by cuDNN, with the frontend of tests/cuda/cudnn.py: what it is asked for, the choice, and the trial before."""
+"""Attention by cuDNN, with the frontend of tests/cuda/cudnn.py: the calls it gets, when it is used, and the trial before."""
 
 import re
 from contextlib import ExitStack
@@ -41,7 +41,7 @@ def cudnn(driver):
 
 
 def tiles(driver, stack, seqs, tokens, heads, hs, dtype=BF16):
-    """q, k, v, out, dout, stats, dq, dk, dv and arrays of them on the device: inputs random, the others poisoned."""
+    """Return q, k, v, out, dout, stats, dq, dk, dv as arrays of the host and of the device; inputs random, results poisoned."""
     rows = seqs * tokens
     values = [reference.random(seed, rows, heads * hs) for seed in range(9)]
     values = [to_bf16(x) for x in values] if dtype == BF16 else values
@@ -69,7 +69,7 @@ def test_tiles_stats_and_gradients_lie_where_asynctile_wants_them(driver, cudnn,
         assert reference.error(found, wanted) < 2.0**-6
 
 
-def test_heads_that_do_not_fit_into_the_workspace_together_go_in_groups_of_one_size(driver, cudnn):
+def test_heads_too_large_for_the_workspace_together_run_in_groups_of_one_size(driver, cudnn):
     with ExitStack() as stack:
         _, (q, k, v, out, dout, stats, *gradients) = tiles(driver, stack, 3, 256, 6, 8)  # 384 KiB a head of 1 MiB
         assert cudnn.attend_backward(q, k, v, out, dout, stats, *gradients, 3, 6)
@@ -94,7 +94,7 @@ def test_a_plan_is_made_once_for_a_shape(driver, cudnn, monkeypatch):
      ((8, 1, 2, 8), BF16, True), ((1, 1024, 1, 8), BF16, True)],
     ids=["columns of no tensor core", "too many columns", "float32", "refused by the frontend", "beyond the workspace"],
 )  # fmt: skip
-def test_what_cudnn_does_not_do_is_left_alone(driver, cudnn, shape, dtype, forward):
+def test_work_that_cudnn_does_not_support_is_left_alone(driver, cudnn, shape, dtype, forward):
     seqs, _, heads, _ = shape
     with ExitStack() as stack:
         _, (q, k, v, out, dout, stats, *gradients) = tiles(driver, stack, *shape, dtype)
@@ -108,7 +108,7 @@ def test_what_cudnn_does_not_do_is_left_alone(driver, cudnn, shape, dtype, forwa
 @pytest.mark.parametrize(
     ("version", "tokens", "done"), [(91300, 130, False), (91500, 130, False), (91500, 128, True), (91501, 130, True)]
 )
-def test_gradients_that_would_read_memory_of_the_frontend_in_a_graph_are_left_alone(driver, cudnn, version, tokens, done):
+def test_gradients_that_would_read_the_frontends_memory_in_a_graph_are_left_alone(driver, cudnn, version, tokens, done):
     driver.library.version = version
     with ExitStack() as stack:
         _, (q, k, v, out, dout, stats, *gradients) = tiles(driver, stack, 2, tokens, 2, 8)
@@ -127,7 +127,7 @@ def test_the_trial_has_gradients_to_try_with_every_version(driver, monkeypatch):
     assert any(done) and not all(done)
 
 
-def test_a_plan_that_fails_for_want_of_memory_is_an_error_and_no_other_way(driver, cudnn, monkeypatch):
+def test_a_plan_that_fails_for_lack_of_memory_raises_and_falls_back_to_nothing(driver, cudnn, monkeypatch):
     def refuse(inputs, outputs):
         raise NotSupported("no plan could be built:\n  [0] eng9: cuLibraryLoadData: CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER")
 
@@ -139,7 +139,7 @@ def test_a_plan_that_fails_for_want_of_memory_is_an_error_and_no_other_way(drive
 
 
 class Changed:
-    """cuDNN with something changed behind `attend` or `attend_backward`."""
+    """cuDNN with its results changed after `attend` or `attend_backward`."""
 
     def __init__(self, driver, cudnn, change, kind):
         self._driver, self._cudnn, self._change, self._kind = driver, cudnn, change, kind
@@ -184,7 +184,7 @@ def test_the_trial_finds_results_that_differ_from_run_to_run(driver, cudnn):
     assert any("differ from run to run (attend_backward" in str(words) for words in found)
 
 
-def test_the_trial_finds_statistics_of_another_base(driver, cudnn):
+def test_the_trial_finds_statistics_in_another_base(driver, cudnn):
     def in_powers_of_two(q, k, v, out, stats):
         stats /= np.float32(np.log(2))
 
@@ -211,7 +211,7 @@ def test_a_library_that_is_not_used_says_why_and_leaves_no_memory(driver, monkey
     assert words() == "not used: ZeroDivisionError: division by zero"
 
 
-def test_without_the_frontend_the_words_say_what_to_install(driver):
+def test_without_the_frontend_the_message_says_what_to_install(driver):
     try:
         import cudnn  # noqa: F401
     except ImportError:
@@ -246,7 +246,7 @@ def test_launchers_take_cudnn_for_whole_sequences_only(driver):
     device.close()
 
 
-def test_other_precisions_do_not_try_it(driver):
+def test_other_precisions_do_not_try_cudnn(driver):
     device = CudaDevice(driver, "tf32")
     device.start()
     assert driver.attention == "not tried yet"

@@ -23,7 +23,7 @@ def driver():
 
 @pytest.fixture
 def trials(monkeypatch):
-    """As many as there were."""
+    """A list with an entry for every trial."""
     tried, true = [], cudnn_trial.wrong_attention
     monkeypatch.setattr(cudnn_trial, "wrong_attention", lambda *args: tried.append(args) or true(*args))
     return tried
@@ -45,14 +45,14 @@ def test_the_next_engine_gets_the_handle_and_its_plans_on_a_stream_of_its_own(dr
     assert len(trials) == 2
 
 
-def test_engines_side_by_side_have_handles_of_their_own_and_one_trial(driver, trials):
+def test_engines_side_by_side_have_their_own_handles_and_one_trial(driver, trials):
     one, _ = driver.kept.take(driver, driver.streams[0])
     other, words = driver.kept.take(driver, driver.streams[1])
     assert one is not other and one.workspace != other.workspace
     assert words == "cuDNN 9.16" and len(trials) == 1
 
 
-def test_what_was_refused_once_is_not_tried_again(driver, trials):
+def test_a_refused_library_is_not_tried_again(driver, trials):
     loads = []
 
     def load():

@@ -1,4 +1,4 @@
-"""What CuPy's driver says where there is no GPU for it: one sentence each, with the way out."""
+"""Messages of CuPy's driver where it has no GPU: one sentence each, with a remedy."""
 
 import builtins
 import functools
@@ -18,7 +18,7 @@ from tests.inside_engine import device_of
 
 
 class RuntimeFailure(Exception):
-    """As CuPy raises it: the number of an error, and "name: what it means"."""
+    """An error as CuPy raises it: its number, and "name: meaning"."""
 
     def __init__(self, said, status=35):
         super().__init__(said)
@@ -26,7 +26,7 @@ class RuntimeFailure(Exception):
 
 
 def bindings(monkeypatch, count, driver=None, **more):
-    """CuPy with a runtime that knows `count` GPUs, or raises it; more: other functions of it. driver: CUDA's driver."""
+    """A CuPy whose runtime knows `count` GPUs, or raises `count`. more: its other functions. driver: CUDA's driver."""
 
     def get_device_count():
         if isinstance(count, Exception):
@@ -62,13 +62,13 @@ def test_a_cupy_without_a_driver_is_named_as_such(monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "known"), [(0, "none at all"), (2, "'cuda:0', 'cuda:1'")])
-def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(monkeypatch, count, known):
+def test_a_missing_gpu_is_refused_with_the_gpus_that_are_there(monkeypatch, count, known):
     bindings(monkeypatch, count)
     with pytest.raises(DeviceError, match=f"'cuda:2' is not there: this process sees {known}"):
         Engine("cuda:2")
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu_and_a_gpu_where_there_is_one(monkeypatch, soft_gpu):
+def test_auto_is_a_gpu_where_there_is_one_and_the_cpu_elsewhere(monkeypatch, soft_gpu):
     bindings(monkeypatch, 0)
     assert Engine("auto").device == "cpu"
     bindings(monkeypatch, 1)
@@ -77,7 +77,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_a_gpu_where_there_is_one(monk
     device_of(engine).close()
 
 
-# What a driver says, and what becomes of it. The names and numbers are those of CUDA's cudaError.
+# The driver's statuses and their consequences. Names and numbers are those of CUDA's cudaError.
 LOCKED = "cuda:0 cannot lock 8.00 KiB of RAM at 0x"
 REFUSED = "8.00 KiB more RAM cannot be locked for copies to cuda:0: the operating system refused, because RAM is full or a"
 
@@ -97,7 +97,7 @@ REFUSED = "8.00 KiB more RAM cannot be locked for copies to cuda:0: the operatin
          "cudaErrorNotSupported: as the driver explains it; choose device 'cpu'"),
     ],
 )  # fmt: skip
-def test_ram_that_is_not_locked_says_in_one_sentence_why_and_what_helps(monkeypatch, status, name, kind, begins, ends):
+def test_ram_that_is_not_locked_is_explained_in_one_sentence_with_a_remedy(monkeypatch, status, name, kind, begins, ends):
     def host_register(address, nbytes, flags):
         raise RuntimeFailure(f"{name}: as the driver explains it", status)
 
@@ -110,7 +110,7 @@ def test_ram_that_is_not_locked_says_in_one_sentence_why_and_what_helps(monkeypa
     assert "\n" not in said and "ulimit" not in said
 
 
-def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch):
+def test_shapes_without_an_algorithm_are_reported_even_after_the_trial(monkeypatch):
     bindings(monkeypatch, 1)
     driver = cupy_driver.open_driver("cuda:0")
     assert driver.epilogues == driver.attention == "not tried yet"
@@ -123,7 +123,7 @@ def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch)
 
 
 class Graphs:
-    """The runtime's calls of graphs: what they were asked for, and one that fails."""
+    """A record of the runtime's calls of graphs, of which one fails."""
 
     def __init__(self, fails="", status=2):
         self.asked, self._fails, self._status = [], fails, status
@@ -160,7 +160,7 @@ def test_a_graph_that_does_not_fit_says_so_and_is_given_back(monkeypatch, fails,
 
 
 class Modules:
-    """The driver's calls of modules. A kernel's handle is its place in the order in which kernels were asked for."""
+    """The driver's calls of modules. The handle of a kernel is its place in the order of requests."""
 
     def __init__(self, without=""):
         self.loaded, self.unloaded, self.kernels, self._without = [], [], [], without
@@ -182,7 +182,7 @@ class Modules:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What was compiled, and for which capability; without a compiler."""
+    """A list of the kernels that were compiled and their compute capability, without a compiler."""
     asked = []
     monkeypatch.setattr(cupy_driver, "_compiler", lambda: "NVRTC")
     monkeypatch.setattr(cupy_driver, "machine_code", lambda *args: asked.append(args) or b"code")
@@ -202,7 +202,7 @@ def test_kernels_are_loaded_as_machine_code_for_this_gpu_and_unloaded_at_the_end
     assert modules.unloaded == [5]
 
 
-def test_a_gpu_without_bf16_has_no_kernels_of_tensor_cores_and_loads_the_others(monkeypatch, compiled):
+def test_a_gpu_without_bf16_loads_every_kernel_but_those_of_tensor_cores(monkeypatch, compiled):
     modules = Modules(without="_mma_")
     bindings(monkeypatch, 1, modules, major=7)
     cupy_driver.open_driver("cuda:0").load(source())
@@ -214,7 +214,7 @@ def test_a_gpu_without_bf16_has_no_kernels_of_tensor_cores_and_loads_the_others(
     [(RuntimeError("kernels.cu(1): error: no\nmore of it"), "kernels.cu(1): error: no"),
      (ModuleNotFoundError("No module named 'cupy_backends'"), "No module named 'cupy_backends'"), (OSError(), "OSError")],
 )  # fmt: skip
-def test_kernels_that_do_not_compile_are_one_sentence(monkeypatch, error, said):
+def test_kernels_that_do_not_compile_are_refused_in_one_sentence(monkeypatch, error, said):
     def machine_code(*args):
         raise error
 
@@ -243,7 +243,7 @@ class Launches:
         self.launched.append(args)
 
 
-def test_a_kernel_gets_as_much_shared_memory_as_this_gpu_has_and_its_limit_is_raised_when_needed(monkeypatch):
+def test_a_kernel_gets_all_shared_memory_of_this_gpu_and_its_limit_is_raised_when_needed(monkeypatch):
     launches = Launches()
     bindings(monkeypatch, 1, launches)
     driver = cupy_driver.open_driver("cuda:0")
@@ -260,7 +260,7 @@ def test_a_kernel_gets_as_much_shared_memory_as_this_gpu_has_and_its_limit_is_ra
     assert len(launches.launched) == 5
 
 
-def test_handles_of_libraries_end_once_and_cudnn_is_kept_for_the_next_engine_on_this_gpu(monkeypatch):
+def test_library_handles_end_once_and_cudnn_is_kept_for_the_next_engine_on_this_gpu(monkeypatch):
     bindings(monkeypatch, 1, free=lambda address: ended.append(address))
     ended, given = [], []
     monkeypatch.setattr(cupy_driver, "_kept_cudnn", lambda index: types.SimpleNamespace(give=lambda *args: given.append(args)))
@@ -273,6 +273,6 @@ def test_handles_of_libraries_end_once_and_cudnn_is_kept_for_the_next_engine_on_
     assert ended == ["cuBLASLt", "cuBLAS", 256] and given == [(cudnn, driver)]
 
 
-def test_a_gpu_has_one_cudnn_for_a_process():
+def test_a_process_has_one_cudnn_for_a_gpu():
     kept = [cupy_driver._kept_cudnn(index) for index in (0, 1, 0)]
     assert kept[0] is kept[2] is not kept[1]

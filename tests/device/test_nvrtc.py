@@ -1,7 +1,7 @@
-"""Machine code of the CUDA kernels: compiled once for each GPU, source and compiler, kept, and made anew if it was damaged.
+"""Machine code of the CUDA kernels: compiled once for each GPU, source and compiler, cached, and rebuilt if damaged.
 
-By NVIDIA's compiler where its package is installed, here for a kernel of one line; that it takes all of them is
-tests/kernels/cuda/test_compile.py.
+Uses NVIDIA's compiler where its package is installed, here for a kernel of one line. tests/kernels/cuda/test_compile.py
+compiles all kernels.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 
 
 class Compiler(SimpleNamespace):
-    """A binding of NVRTC that makes its options, as text, of any source; it counts its compiles."""
+    """A binding of NVRTC that turns any source into its options as text, and counts its compiles."""
 
     NVRTCError = RuntimeError
 
@@ -52,7 +52,7 @@ class Compiler(SimpleNamespace):
         self.calls["destroyed"] += 1
 
 
-def test_what_was_compiled_once_is_read_and_another_source_gpu_or_compiler_is_compiled(tmp_path):
+def test_compiled_code_is_read_again_and_another_source_gpu_or_compiler_is_compiled(tmp_path):
     compiler = Compiler()
     first = machine_code(compiler, SOURCE, HOPPER, tmp_path)
     assert first == b"--std=c++17 --ftz=false --prec-div=true --prec-sqrt=true --gpu-architecture=sm_90 by (13, 0)"
@@ -65,7 +65,7 @@ def test_what_was_compiled_once_is_read_and_another_source_gpu_or_compiler_is_co
     assert len(list((tmp_path / "cubins").iterdir())) == 4
 
 
-def test_damaged_machine_code_is_never_handed_out_but_made_anew(tmp_path):
+def test_damaged_machine_code_is_never_used_but_compiled_anew(tmp_path):
     compiler = Compiler()
     first = machine_code(compiler, SOURCE, HOPPER, tmp_path)
     (path,) = (tmp_path / "cubins").iterdir()
@@ -77,20 +77,20 @@ def test_damaged_machine_code_is_never_handed_out_but_made_anew(tmp_path):
     assert compiler.calls["made"] == 5
 
 
-def test_where_no_folder_can_be_written_it_is_compiled_each_time(monkeypatch):
+def test_kernels_are_compiled_each_time_where_no_folder_can_be_written(monkeypatch):
     monkeypatch.setattr(compiled, "cache_folder", lambda: None)
     compiler = Compiler()
     assert machine_code(compiler, SOURCE, HOPPER) == machine_code(compiler, SOURCE, HOPPER)
     assert compiler.calls["made"] == 2
 
 
-def test_it_is_kept_beside_the_machine_code_of_the_cpu(monkeypatch, tmp_path):
+def test_machine_code_is_kept_beside_that_of_the_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
     machine_code(Compiler(), SOURCE, HOPPER)
     assert len(list((tmp_path / "cubins").glob("*.cubin"))) == 1
 
 
-def test_a_gpu_that_the_compiler_does_not_know_yet_gets_ptx_and_one_too_old_an_error(tmp_path):
+def test_a_gpu_that_is_too_new_for_the_compiler_gets_ptx_and_one_too_old_an_error(tmp_path):
     compiler = Compiler()
     assert [target(compiler, gpu) for gpu in (HOPPER, (12, 0), (8, 6))] == ["sm_90", "compute_90", "compute_80"]
     assert machine_code(compiler, SOURCE, (12, 0), tmp_path).startswith(b"PTX of --std")
@@ -114,7 +114,7 @@ def test_nvidias_compiler_makes_an_elf_file_and_a_refused_source_leaves_no_progr
 
 @needs_nvrtc
 def test_cupys_binding_gives_the_same_machine_code(tmp_path):
-    """Where CuPy is installed. It leaves out the last byte, a zero, which Python puts behind bytes anyway."""
+    """Only where CuPy is installed. It leaves out the last byte, a zero, which Python adds behind bytes anyway."""
     cupys = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
     found, expected = (machine_code(library, SOURCE, HOPPER, tmp_path / library.__name__) for library in (cupys, nvrtc))
     assert found.rstrip(b"\0") == expected.rstrip(b"\0")

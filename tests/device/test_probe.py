@@ -1,4 +1,4 @@
-"""The trial of a library before it is used: right and repeatable results pass, everything else is named."""
+"""The trial of a library before its use: correct and repeatable results pass, everything else is named."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def driver():
 
 
 def product(driver, change=None):
-    """A product as a library would enqueue it, changed behind it."""
+    """A product as a library enqueues it, with `change` applied to its result."""
     driver.open_gemm(driver.stream, tf32=False)
 
     def run(a, b, c, ta, tb, source, bias):
@@ -29,7 +29,7 @@ def product(driver, change=None):
     return run
 
 
-def test_a_right_product_passes_and_leaves_no_memory(driver):
+def test_a_correct_product_passes_and_leaves_no_memory(driver):
     assert wrong_product(product(driver), driver, driver.stream) is None
     assert driver.memory()[0] == driver.memory()[1]
 

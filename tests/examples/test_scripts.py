@@ -1,4 +1,4 @@
-"""The examples that are programs: each does what its first lines say. The services are test_services.py."""
+"""The examples that are programs: each does what its first lines say. Services are tested in test_services.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def printed(name: str, tmp_path: Path, leaves: tuple[str, ...] = ()) -> str:
-    """What an example prints where every warning is an error, away from the checkout. leaves: the files that it makes."""
+    """Return an example's output, run away from the checkout with warnings as errors. leaves: the files that it makes."""
     command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
@@ -26,7 +26,7 @@ def printed(name: str, tmp_path: Path, leaves: tuple[str, ...] = ()) -> str:
 
 
 def tracked(path: Path) -> dict[str, dict[int, float]]:
-    """What a tracker drew of a run: by name of the number, by step."""
+    """Return the numbers that a tracker drew of a run, by name and step."""
     found: dict[str, dict[int, float]] = {}
     for line in map(json.loads, path.read_text().splitlines()[1:]):
         step = line.pop("step")
@@ -36,7 +36,7 @@ def tracked(path: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def test_a_tracker_follows_a_loop_of_ones_own(tmp_path: Path) -> None:
+def test_a_tracker_follows_a_users_own_loop(tmp_path: Path) -> None:
     assert printed("tracker", tmp_path, ("tracked",)) == "12 steps are in tracked/own-loop.jsonl\n"
     found = tracked(tmp_path / "tracked" / "own-loop.jsonl")
     losses = [loss for _, loss in sorted(found["train/loss"].items())]
@@ -44,7 +44,7 @@ def test_a_tracker_follows_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert list(found["exit_code"].values()) == [0]
 
 
-def test_a_tracker_follows_a_run_of_the_program_that_is_killed_and_goes_on(
+def test_a_tracker_follows_a_run_that_is_killed_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text").write_text("a tracker is told of steps, validations and the end of a run; " * 100)

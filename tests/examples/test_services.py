@@ -1,6 +1,6 @@
-"""The examples that are services, asked over a socket: a fine-tune starts and is seen, tokens stream, who goes away ends both.
+"""The examples that are services, used over a socket: a fine-tune starts and is seen, tokens stream, leaving clients end both.
 
-Starlette's runs under uvicorn. The examples that are programs are test_scripts.py.
+Starlette's example runs under uvicorn. The examples that are programs are tested in test_scripts.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def example(name: str) -> ModuleType:
 
 
 async def comes(condition: Callable[[], bool]) -> None:
-    """What has to do with sockets, and with kernels that may have to be compiled first, is not settled by turns of a loop."""
+    """Poll until `condition()` is true, at most 100 s.
+
+    Loop turns are not enough for sockets, nor for kernels that must be compiled first.
+    """
     async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -70,7 +73,7 @@ async def aiohttps() -> AsyncIterator[tuple[aiohttp.ClientSession, ModuleType, w
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every generation that is begun."""
+    """A list of all generations that were started."""
     begun: list[Any] = []
     generate = GPT2.generate
 
@@ -89,7 +92,7 @@ def _nothing_is_left_open() -> Any:
 
 
 async def goes_away_in_mid_stream(client: aiohttp.ClientSession, texts: list[Any]) -> None:
-    """A stream without end comes token by token; behind the client that leaves it nothing is generated any more."""
+    """Assert that an endless stream arrives token by token, and that generation stops when its client leaves."""
     async with client.get("/generate", params={"prompt": "a service", "tokens": str(ENDLESS)}) as response:
         assert len(await response.content.readexactly(3)) == 3
         response.close()
@@ -106,7 +109,7 @@ async def refuses(client: aiohttp.ClientSession) -> None:
             assert response.status == 422, wrong
 
 
-async def test_starlette_tunes_in_the_background_streams_and_is_left(texts: list[Any]) -> None:
+async def test_starlette_fine_tunes_in_the_background_streams_and_stops_for_leaving_clients(texts: list[Any]) -> None:
     async with starlette() as client:
 
         async def progress() -> dict[str, Any]:
@@ -138,7 +141,7 @@ async def test_starlette_tunes_in_the_background_streams_and_is_left(texts: list
             assert (await response.json())["running"]  # and the service ends with it
 
 
-async def test_aiohttp_tunes_in_a_request_streams_and_is_left(texts: list[Any]) -> None:
+async def test_aiohttp_fine_tunes_in_a_request_streams_and_stops_for_leaving_clients(texts: list[Any]) -> None:
     async with aiohttps() as (client, module, app):
         training, trainer = app[module.TRAINING], app[module.TRAINER]
         await refuses(client)

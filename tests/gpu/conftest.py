@@ -1,7 +1,7 @@
-"""What only a real GPU can tell. Elsewhere these tests are skipped, with the reason; bench/gpu.sh runs them.
+"""Tests that only a real GPU can decide. Without one they are skipped with a reason; bench/gpu.sh runs them.
 
---rehearse runs them on a driver on the CPU (tests/cuda/driver.py): slow, and a proof of the tests alone. Fixtures are plain
-functions and coroutines are run here where no plugin does, so pytest is all that a machine needs.
+--rehearse runs them on a driver on the CPU (tests/cuda/driver.py), which is slow and proves only the tests. Fixtures are plain
+functions, and coroutines are run here where no plugin does it, so a machine needs nothing but pytest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asynctile.device import open_device
 from asynctile.device.cupy_driver import open_driver
 from asynctile.errors import DeviceError
 
-#: Modules whose tests and assertions are used here: that they say more than "AssertionError" is worth a lease.
+#: Modules whose tests and assertions are used here. GPU time is too precious for a bare "AssertionError".
 BORROWED = ("tests.kernels", "tests.layers.training", "tests.reference", "tests.gpu.machine")
 pytest.register_assert_rewrite(*(name for name in BORROWED if name not in sys.modules))
 
@@ -48,7 +48,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session")
 def missing(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    """Why there is no GPU to test on, None if there is one. In a rehearsal every engine opens a driver on the CPU."""
+    """Yield why there is no GPU to test on, or None if there is one. In a rehearsal every engine opens a driver on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         if _rehearsed(request.config):
             from tests.cuda.driver import SoftDriver
@@ -72,7 +72,7 @@ def _needs_a_gpu(missing: str | None) -> None:
 
 @pytest.fixture(scope="session")
 def rehearsed(request: pytest.FixtureRequest) -> bool:
-    """Whether there is no GPU behind these tests: then they do less of the same."""
+    """Whether these tests run without a GPU and should do less of the same."""
     return _rehearsed(request.config)
 
 
@@ -88,5 +88,5 @@ def device(_needs_a_gpu: None) -> Iterator[Any]:
 
 @pytest.fixture
 def machine(device: Any) -> HardMachine:
-    """What has run(verb, arrays, params, number=None), as in tests/kernels/cuda."""
+    """The machine that the tests of tests/kernels/cuda expect, with run(verb, arrays, params, number=None)."""
     return HardMachine(device)

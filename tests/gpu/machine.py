@@ -1,4 +1,4 @@
-"""Runs a verb on NumPy arrays through a GPU's device: copies in, kernels, copies out, and a look at what lies around.
+"""A machine that runs a verb on NumPy arrays through a GPU's device, and checks the memory around each tile.
 
 The counterpart of tests/cuda/machine.py.
 """
@@ -15,12 +15,12 @@ from asynctile.kernels.cuda import Array
 from asynctile.program.operation import NO_NUMBER, UPDATE, Operation
 from asynctile.storage.tile import Tile
 
-#: Bytes before and behind a tile that kernels must leave alone; as floats they are NaN, so that reading them shows too.
+#: Bytes before and after a tile that kernels must leave alone. As floats they are NaN, so that reading them shows too.
 MARGIN = 256
 
 
 class Poisoned:
-    """A copy of an array on the GPU, in the middle of poison."""
+    """A copy of an array on the GPU, surrounded by poison."""
 
     def __init__(self, device: CudaDevice, array: np.ndarray) -> None:
         self.array = array
@@ -32,7 +32,7 @@ class Poisoned:
         _landed(device.upload(self._whole, self._room, ()))
 
     def take_back(self) -> None:
-        """The tile's content becomes the array's."""
+        """Copy the tile's content back into the array."""
         _landed(self._device.download(self._room, self._whole, ()))
         inside, end = slice(MARGIN, MARGIN + self.array.nbytes), MARGIN + self.array.nbytes
         assert (self._room[:MARGIN] == 0xFF).all() and (self._room[end:] == 0xFF).all(), "a kernel wrote beyond a tile"
@@ -43,13 +43,13 @@ class Poisoned:
 
 
 class HardMachine:
-    """The kernels of a device that was started and warmed."""
+    """The kernels of a device that is started and warmed up."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
 
     def run(self, verb: str, arrays: Sequence[np.ndarray], params: Sequence[Any], number: np.ndarray | None = None) -> None:
-        """Run a verb on arrays, which it may change. bf16 is uint16; number: float64 (1,) for what the verb reports."""
+        """Run a verb on arrays, which it may change. bf16 is uint16. number: float64 (1,) for the verb's report."""
         device = self._device
         handles = tuple(Tile(f"{verb}[{index}]", array.shape, array.dtype) for index, array in enumerate(arrays))
         reports = None if number is None else NO_NUMBER

@@ -1,4 +1,4 @@
-"""AdamW on a real GPU against the CPU's, bit for bit, on millions of values: so that its placement changes no result."""
+"""AdamW on a real GPU against the CPU, bit for bit, on millions of values: its placement must change no result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_numbers_of_a_training(machine: HardMachine, count: int, decay: bool
 
 
 def test_numbers_of_every_size(machine: HardMachine, count: int) -> None:
-    """Any exponent in any operand, subnormal numbers among them: nothing is flushed to zero on one side alone."""
+    """Operands have any exponent, subnormal numbers included: neither side may flush to zero."""
     random = np.random.default_rng(2)
     scale = np.exp2(random.integers(-149, 127, (4, count))).astype(np.float32)
     w, g, m, v = scale * random.uniform(-2, 2, (4, count)).astype(np.float32)

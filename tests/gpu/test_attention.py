@@ -1,4 +1,4 @@
-"""cuDNN's attention on a real GPU, where its frontend is installed: beside the plain kernels, in groups of heads, twice."""
+"""cuDNN's attention on a real GPU, where its frontend is installed: against the plain kernels, in groups of heads, twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def bf16(_needs_a_gpu: None) -> Iterator[Any]:
-    """A started device that computes in bf16, with cuDNN."""
+    """A started device that computes in bf16 with cuDNN."""
     made = open_device(NAME, precision="bf16")
     made.start()
     made.warm(None)
@@ -29,7 +29,7 @@ def bf16(_needs_a_gpu: None) -> Iterator[Any]:
 
 
 def attended(device: Any, seqs: int, tokens: int, heads: int, hs: int) -> list[np.ndarray]:
-    """out, log-sum-exp, dq, dk, dv of random tiles."""
+    """Return out, log-sum-exp, dq, dk and dv of random tiles."""
     machine, rows = HardMachine(device), seqs * tokens
     q, k, v, dout = (to_bf16(reference.random(seed, rows, heads * hs)) for seed in range(4))
     out, dq, dk, dv = (np.full((rows, heads * hs), 0xFFFF, BF16) for _ in range(4))
@@ -39,12 +39,12 @@ def attended(device: Any, seqs: int, tokens: int, heads: int, hs: int) -> list[n
     return [out, stats[:heads], dq, dk, dv]
 
 
-def test_cudnn_agrees_with_the_plain_kernels_also_in_groups_of_heads_and_with_itself(
+def test_cudnn_agrees_with_the_plain_kernels_with_itself_and_in_groups_of_heads(
     bf16: Any, rehearsed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not bf16.driver.attention.startswith("cuDNN"):
         pytest.skip(f"cuDNN is {bf16.driver.attention}")
-    # Gradients that want more than the workspace at once, on Hopper and in a rehearsal.
+    # Gradients that need more than the workspace at once, on Hopper and in a rehearsal.
     shape = (3, 128, 15, 16) if rehearsed else (4, 1024, 30, 64)
     found = attended(bf16, *shape)
     assert all(one.tobytes() == other.tobytes() for one, other in zip(found, attended(bf16, *shape), strict=True))

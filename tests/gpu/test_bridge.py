@@ -44,7 +44,7 @@ class Ticker:
 
 
 class Views(list[Any]):
-    """Arrays over the slots of an arena of their own, which lives as long as they do."""
+    """Arrays over the slots of their own arena, which lives as long as they do."""
 
     def __init__(self, memory: Any) -> None:
         self.arena = Arena(SLOTS * SIZE * 4, evictable=True)
@@ -65,7 +65,7 @@ async def test_thousands_of_events_land_in_order_and_the_loop_ticks_on(device: C
         landed[name].append(index)
 
     async def chain(index: int) -> None:
-        """Up, a kernel from slot to slot, down: each waits for the one before on the GPU, all three are awaited here."""
+        """Upload, run a kernel from slot to slot, download; await all three. Each waits on the GPU for the one before."""
         a, b = 2 * index % SLOTS, (2 * index + 1) % SLOTS
         below[a][:] = index
         up = device.upload(above[a], below[a], ())

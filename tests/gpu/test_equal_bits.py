@@ -1,7 +1,7 @@
 """The law of equal bits on a real GPU: budgets, prefetch, graphs, disk, modes and the place of AdamW change no result.
 
-The yardstick is a training with everything on the GPU. That streams may be late in any order is tested on a driver that makes
-them late (tests/layers/test_cuda.py); here it is the GPU that decides.
+The yardstick is a training with everything on the GPU. tests/layers/test_cuda.py tests streams that are late in any order, on a
+driver that makes them late. Here the GPU decides.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.layers.training import RAGGED, SMALL, Outcome, assert_same_bits, outc
 
 pytestmark = pytest.mark.gpu
 
-#: A run that stands still must not take the whole lease with it.
+#: A hanging run must not take the whole GPU time with it.
 PROGRESS_S = 60
-STEPS = 3  # where everything stays, the first brings tiles, the second writes graphs, the third runs them
+STEPS = 3  # where everything stays, step 1 loads tiles, step 2 captures graphs, step 3 replays them
 _yardsticks: dict[tuple[Shape, str], Outcome] = {}
 
 

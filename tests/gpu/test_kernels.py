@@ -1,7 +1,7 @@
-"""Every kernel against float64 on a real GPU: the tests of tests/kernels/cuda that ask for a machine, on another machine.
+"""Every kernel against float64 on a real GPU: the tests of tests/kernels/cuda that take a machine, on another machine.
 
-Those of what a GPU's compiler and threads do differently are here by that alone: other orders of threads, fused multiply-add,
-cuBLAS in place of NumPy.
+They cover what a GPU's compiler and threads do differently: other orders of threads, fused multiply-add, cuBLAS in place of
+NumPy.
 """
 
 from __future__ import annotations

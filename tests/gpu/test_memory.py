@@ -1,4 +1,4 @@
-"""What an engine takes of a real GPU, by the driver's own count, and what it gives back."""
+"""The memory that an engine takes of a real GPU, by the driver's own count, and gives back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config(rehearsed: bool) -> GPT2Config:
 
 
 def free_now() -> int:
-    """The driver's count; it makes this process's context if there is none yet."""
+    """Return the driver's count of free bytes; creates this process's context if there is none yet."""
     gc.collect()
     driver = device.open_driver(NAME)
     try:
@@ -36,9 +36,9 @@ def free_now() -> int:
 
 
 class Watched:
-    """An open engine's driver, which from now on only tiles take memory of.
+    """The driver of an open engine, from which only tiles take memory from now on.
 
-    least: the fewest bytes it saw free. most: the most that were taken at once.
+    least: the fewest free bytes it saw. most: the most bytes taken at once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -66,10 +66,10 @@ class Watched:
 
 @pytest.mark.parametrize("share", [0.25, 0.5, None])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-async def test_a_training_stays_below_its_cap_and_beside_it_below_what_is_kept(
+async def test_a_training_stays_below_its_cap_and_otherwise_below_the_reserve(
     share: float | None, precision: str, config: GPT2Config, rehearsed: bool
 ) -> None:
-    """What is kept is for workspaces, of which cuDNN's is the largest, kernels, and slabs that are not full where all fits."""
+    """The reserve is for workspaces (cuDNN's is the largest), for kernels, and for slabs that are not full where all fits."""
     cap = 4 * config.states_nbytes if share is None else max(int(share * config.states_nbytes), 48 << 10)
     before = free_now()
     async with Engine(NAME, device_memory=cap, precision=precision) as engine:
@@ -87,7 +87,7 @@ async def test_a_training_stays_below_its_cap_and_beside_it_below_what_is_kept(
     assert before - watched.least <= cap + RESERVE_NBYTES
 
 
-async def test_what_an_engine_took_is_free_again_when_it_has_closed() -> None:
+async def test_memory_of_an_engine_is_free_again_after_it_has_closed() -> None:
     first = await _trained()
     assert abs(first - await _trained()) <= 32 << 20, "each engine leaves something behind"
 
@@ -100,7 +100,7 @@ async def _trained() -> int:
     return free_now()
 
 
-async def test_the_cap_of_an_engine_without_one_is_what_is_free() -> None:
+async def test_the_default_cap_of_an_engine_is_the_free_memory() -> None:
     async with Engine(NAME, precision="bf16") as engine:  # with cuDNN's workspace
         assert runtime_of(engine).device_cap is not None
         assert runtime_of(engine).device_cap <= free_now()

@@ -1,4 +1,4 @@
-"""What a real GPU cannot give is one clear line, before any work: more memory than it has, a GPU that is not there."""
+"""Requests that a real GPU cannot meet are refused in one clear line before any work: too much memory, a missing GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_command_says_the_same_in_one_line(tmp_path, capsys, rehearsed) -> N
     assert "Traceback" not in said
 
 
-def test_a_number_that_is_not_there_names_those_that_are(rehearsed: bool) -> None:
+def test_a_missing_gpu_number_names_the_existing_gpus(rehearsed: bool) -> None:
     if rehearsed:
         pytest.skip("a driver on the CPU has every number")
     with pytest.raises(DeviceError, match=r"'cuda:99' is not there: this process sees 'cuda:0'") as caught:
@@ -40,7 +40,7 @@ def test_a_number_that_is_not_there_names_those_that_are(rehearsed: bool) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_gpu_that_another_fills_names_what_is_free(rehearsed: bool) -> None:
+def test_a_gpu_filled_by_another_process_names_the_free_bytes(rehearsed: bool) -> None:
     if rehearsed:
         pytest.skip("each driver on the CPU has a memory of its own")
     driver = open_driver(NAME)

@@ -1,7 +1,7 @@
-"""Steps that are replayed as CUDA graphs on a real GPU have the bits of those that are issued one operation after another.
+"""Steps replayed as CUDA graphs on a real GPU have the bits of steps issued one operation after another.
 
-Wherever tiles come and go. That a GPU may run what a graph leaves open in any order is tested on a driver that draws orders by
-chance (tests/cuda/driver.py, tests/replay); here it is the GPU that decides.
+This must hold wherever tiles move. tests/replay tests graphs whose open order is drawn at random, on the driver of
+tests/cuda/driver.py. Here the GPU decides.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.layers.training import OPTIMIZER, RAGGED, SMALL, Tensors, assert_same
 
 pytestmark = pytest.mark.gpu
 
-#: A run that stands still must not take the whole lease with it.
+#: A hanging run must not take the whole GPU time with it.
 PROGRESS_S = 60
-STEPS = 5  # the first is issued, the second captured and replayed; all behind it are replayed where nothing comes between
+STEPS = 5  # step 1 is issued, step 2 captured and replayed; all later steps are replayed if nothing comes between
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def shape(rehearsed: bool) -> Shape:
 
 
 def share(shape: Shape, part: float) -> int:
-    """Of the states."""
+    """Return this part of the bytes of the model's states."""
     return int(part * shape.config.states_nbytes)
 
 
-#: What differs between trainings: options of the engine by its states, of the trainer, and whether validations come between.
+#: Differences between trainings: the cap as a part of the states, the trainer's options, whether validations come between.
 WAYS: dict[str, tuple[float | None, dict[str, Any], bool]] = {
     "no cap": (None, {}, False),
     "a cap": (0.5, {}, False),
@@ -51,7 +51,7 @@ WAYS: dict[str, tuple[float | None, dict[str, Any], bool]] = {
 
 
 class Trained:
-    """What must be equal of two trainings, and how many graphs each launched."""
+    """The results that two trainings must share, and the number of graphs that each launched."""
 
     def __init__(self) -> None:
         self.numbers: list[tuple[float, ...]] = []
@@ -107,7 +107,7 @@ async def test_a_replayed_step_has_the_bits_of_an_issued_one(way: tuple[Any, ...
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-async def test_so_it_has_in_every_precision(precision: str, shape: Shape) -> None:
+async def test_a_replayed_step_has_the_bits_of_an_issued_one_in_every_precision(precision: str, shape: Shape) -> None:
     await assert_replayed_is_issued(shape, precision=precision, engine={"device_memory": share(shape, 0.5)}, trainer={})
 
 
@@ -117,8 +117,8 @@ async def test_so_it_has_over_a_folder(update: str, shape: Shape, tmp_path: Path
     await assert_replayed_is_issued(shape, engine=caps, trainer={"update": update})
 
 
-async def test_so_it_has_after_a_step_of_another_shape(shape: Shape) -> None:
-    """The graphs of a shape are launched again, or captured anew; either way nothing of the other is in them."""
+async def test_a_replayed_step_after_one_of_another_shape_has_the_bits_of_an_issued_one(shape: Shape) -> None:
+    """The graphs of a shape are launched again or captured anew; either way they contain nothing of the other shape."""
     engine = {"device_memory": share(shape, 0.5)}
     found = []
     for plays in (False, True):

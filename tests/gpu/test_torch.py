@@ -1,6 +1,6 @@
 """Logits, every gradient and 50 steps on a real GPU against PyTorch on the CPU, in float32 and in float64.
 
-The tests are those of tests/reference/test_torch.py, in other places: each precision with its own bounds.
+The tests are those of tests/reference/test_torch.py, on other devices; each precision has its own bounds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tests.reference.bounds import BF16, FP32, TF32  # noqa: E402
 from tests.reference.test_torch import (  # noqa: E402, F401
     SHAPES,
     Place,
-    test_a_longer_mean_ignores_what_is_ignored,
     test_a_schedule_and_clipping_are_pytorchs,
     test_every_tensor_after_50_steps,
     test_greedy_generation_is_pytorchs,
+    test_ignored_targets_do_not_count_in_a_longer_mean,
     test_logits_and_every_gradient,
     test_two_micro_batches_are_one_to_rounding,
 )
@@ -31,7 +31,7 @@ PLACES = {
     "tf32 beside float64": Place(NAME, "tf32", torch.float64, TF32),
     "bf16 beside float64": Place(NAME, "bf16", torch.float64, BF16),
 }
-#: Tests that hold float32 to its own rounding, or to the same tokens; in lower precision they say nothing.
+#: Tests that compare with float32's own rounding, or for equal tokens; in lower precision they prove nothing.
 EXACT = ("test_a_schedule_and_clipping_are_pytorchs", "test_two_micro_batches_are_one_to_rounding",
          "test_greedy_generation_is_pytorchs")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Sequences whose keys and values stand in pages, fed some tokens at a time, as generation feeds them. For all devices."""
+"""Sequences whose keys and values lie in pages, fed some tokens at a time, as generation feeds them. For all devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 Array = Any
-#: (verb, arrays, params): runs it on arrays, which it may change.
+#: A function (verb, arrays, params) that runs a verb on arrays, which it may change.
 Run = Callable[[str, Sequence[Array], Sequence[Any]], None]
 
 NOBODY = -1
@@ -19,14 +19,14 @@ class Cache:
     """Pages of `places` positions for sequences of some lengths, a page of each in turn; a null page before and after each."""
 
     def __init__(self, lengths: Sequence[int], places: int, empty: Array) -> None:
-        """empty: a page, (2 places, columns), for which copies are taken: what stands where nobody has stored."""
+        """Make the pages as copies of `empty`, of shape (2 places, columns), whose content is that of unused places."""
         owned = [(seq, start) for start in range(0, max(lengths), places) for seq, n in enumerate(lengths) if start < n]
         owners = [(NOBODY, 0)] + [entry for page in owned for entry in (page, (NOBODY, 7))]
         self.owners = np.array(owners, np.int32).reshape(-1)
         self.pages = [empty.copy() for _ in owners]
 
     def attend(self, run: Run, q: Array, k: Array, v: Array, tokens: Sequence[tuple[int, int]], heads: int) -> Array:
-        """out of new tokens (sequence, position), after one pass over all pages."""
+        """Return out of new tokens (sequence, position) after one pass over all pages."""
         rows = np.array(tokens, np.int32).reshape(-1)
         out, stats = np.full_like(q, 0x7FC0) if q.dtype.kind == "u" else np.full_like(q, np.nan), None
         stats = np.full((2 * heads, len(q)), np.nan, np.float32)
@@ -38,7 +38,7 @@ class Cache:
 
 
 def tokens_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Every token of sequences, (sequence, position), one sequence after another."""
+    """Return every token as (sequence, position), one sequence after another."""
     return [(seq, position) for seq, length in enumerate(lengths) for position in range(length)]
 
 
@@ -46,7 +46,10 @@ def fed(
     run: Run, parts: Sequence[Sequence[int]], operands: Sequence[Array], lengths: Sequence[int], places: int, heads: int,
     empty: Array,
 ) -> Array:  # fmt: skip
-    """out of all tokens; q, k and v as tokens_of has them, fed in these parts. NOBODY in a part is a row without a token."""
+    """Return out of all tokens, fed in these parts; q, k and v in the order of tokens_of.
+
+    NOBODY in a part stands for a row without a token.
+    """
     cache, tokens = Cache(lengths, places, empty), [*tokens_of(lengths), (NOBODY, 3)]
     outs = np.empty_like(operands[0])
     for part in parts:
@@ -58,7 +61,7 @@ def fed(
 
 
 def orders_of(lengths: Sequence[int], seed: int = 0) -> dict[str, list[list[int]]]:
-    """Ways to feed the tokens: the first of a sequence before those that follow."""
+    """Return ways to feed the tokens; earlier tokens of a sequence always come before later ones."""
     starts = np.cumsum([0, *lengths])
     one_by_one = [[int(i)] for i in range(starts[-1])]
     side_by_side = [

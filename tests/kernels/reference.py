@@ -1,4 +1,4 @@
-"""What every kernel has to compute, in plain float64 NumPy on whole matrices; no tiles, no blocks. For all devices."""
+"""The result of every kernel in plain float64 NumPy on whole matrices; no tiles, no blocks. For all devices."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Array = Any
 
 
 def random(seed: int, *shape: int, scale: float = 1.0) -> Array:
-    """Fresh normal float32 numbers."""
+    """Return new normal random numbers in float32."""
     return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
 
 
 def poison(*shape: int) -> Array:
-    """An output that must be overwritten without being read."""
+    """Return an output that must be overwritten without being read."""
     return np.full(shape, np.nan, np.float32)
 
 
 def error(found: Array, expected: Array) -> float:
-    """The largest difference, in units of the largest expected magnitude; infinite if anything is NaN."""
+    """Return the largest difference, in units of the largest expected magnitude; infinite if anything is NaN."""
     assert found.shape == expected.shape
     largest = max(float(np.max(np.abs(expected))), 1e-30)
     worst = float(np.max(np.abs(found.astype(np.float64) - expected))) / largest
@@ -45,7 +45,7 @@ def layernorm(x: Array, gain: Array, bias: Array, eps: float) -> Array:
 
 
 def normalised(x: Array, eps: float) -> tuple[Array, Array]:
-    """xhat and rstd."""
+    """Return xhat and rstd."""
     x = x.astype(np.float64)
     mean = x.mean(axis=1, keepdims=True)
     rstd = 1 / np.sqrt(((x - mean) ** 2).mean(axis=1, keepdims=True) + eps)
@@ -53,7 +53,7 @@ def normalised(x: Array, eps: float) -> tuple[Array, Array]:
 
 
 def layernorm_gradients(dinp: Array, x: Array, gain: Array, eps: float) -> tuple[Array, Array, Array]:
-    """dx, dgain, dbias."""
+    """Return dx, dgain and dbias."""
     dinp = dinp.astype(np.float64)
     xhat, rstd = normalised(x, eps)
     d = dinp * gain
@@ -62,14 +62,14 @@ def layernorm_gradients(dinp: Array, x: Array, gain: Array, eps: float) -> tuple
 
 
 def softmax(scores: Array) -> tuple[Array, Array]:
-    """Weights and log-sum-exp of each row."""
+    """Return the weights and the log-sum-exp of each row."""
     top = scores.max(axis=-1, keepdims=True)
     total = np.exp(scores - top).sum(axis=-1, keepdims=True)
     return np.exp(scores - top) / total, (top + np.log(total))[..., 0]
 
 
 def _heads(x: Array, seqs: int, heads: int) -> Array:
-    """(seqs T, heads hs) -> (seqs, heads, T, hs)."""
+    """Reshape (seqs T, heads hs) to (seqs, heads, T, hs)."""
     return x.astype(np.float64).reshape(seqs, x.shape[0] // seqs, heads, -1).transpose(0, 2, 1, 3)
 
 
@@ -85,14 +85,14 @@ def _weights(q: Array, k: Array) -> tuple[Array, Array]:
 
 
 def attention(q: Array, k: Array, v: Array, seqs: int, heads: int) -> tuple[Array, Array]:
-    """out (seqs T, heads hs), log-sum-exp (heads, seqs T)."""
+    """Return out (seqs T, heads hs) and log-sum-exp (heads, seqs T)."""
     q, k, v = (_heads(x, seqs, heads) for x in (q, k, v))
     weights, lse = _weights(q, k)
     return _flat(weights @ v), lse.transpose(1, 0, 2).reshape(heads, -1)
 
 
 def attention_gradients(q: Array, k: Array, v: Array, dout: Array, seqs: int, heads: int) -> tuple[Array, Array, Array]:
-    """dq, dk, dv."""
+    """Return dq, dk and dv."""
     q, k, v, dout = (_heads(x, seqs, heads) for x in (q, k, v, dout))
     weights, _ = _weights(q, k)
     dweights = dout @ v.transpose(0, 1, 3, 2)
@@ -102,7 +102,7 @@ def attention_gradients(q: Array, k: Array, v: Array, dout: Array, seqs: int, he
 
 
 def cross_entropy(logits: Array, targets: Array, ignored: int) -> tuple[float, Array, Array]:
-    """Sum of losses, gradient of that sum, log-sum-exp."""
+    """Return the sum of losses, the gradient of that sum, and the log-sum-exp."""
     weights, lse = softmax(logits.astype(np.float64))
     counted = targets != ignored
     rows, columns = np.flatnonzero(counted), targets[counted]
@@ -112,7 +112,7 @@ def cross_entropy(logits: Array, targets: Array, ignored: int) -> tuple[float, A
 
 
 def adamw(w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool) -> tuple[Array, Array, Array]:
-    """w, m, v by float32 NumPy in the order of the contract: compared bit for bit."""
+    """Return w, m and v by float32 NumPy in the order of the contract, for comparison bit for bit."""
     factor, beta1, rest1, beta2, rest2, keep, step, root, eps = hyper
     g = g * factor
     m = beta1 * m + rest1 * g

@@ -1,4 +1,4 @@
-"""Calls of the verbs that take the rows of generation as those of training, and the same rows one by one. For all devices."""
+"""Calls of the verbs that generation shares with training, on many rows and on the same rows one by one. For all devices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from tests.kernels.reference import random
 
 Array = Any
-#: (verb, arrays, params): runs it on arrays, which it may change.
+#: A function (verb, arrays, params) that runs a verb on arrays, which it may change.
 Run = Callable[[str, Sequence[Array], Sequence[Any]], None]
-#: Turns float32 values into those of a tile that may be narrow.
+#: A function that turns float32 values into those of a tile, which may be bf16.
 Typed = Callable[[Array], Array]
 
 ROWS = 65
-#: (verb, columns of a row): odd ones, one, more than a vector has, and a whole number of vectors.
+#: Columns of a row: odd counts, one, more than a vector holds, and a whole number of vectors.
 WIDTHS = (1, 3, 17, 33, 64, 75, 130, 259)
 VERBS = ("copy", "embed_tokens", "fill", "gelu", "layernorm", "layernorm_stats", "layernorm_stats_more", "layernorm_whole")
 
 
 def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[int], tuple[Any, ...]]:
-    """(kernel, arrays, which of them have a row for each row, params)."""
+    """Return (kernel, arrays, indices of the arrays that have a row for each row, params)."""
     x, other = random(1, ROWS, columns), random(2, ROWS, columns)
     gain, bias, pair = random(3, columns), random(4, columns), np.abs(random(5, ROWS, 2))
     tokens = np.random.default_rng(6).integers(0, 50, ROWS).astype(np.int32)
@@ -40,7 +40,7 @@ def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[i
 
 
 def outcome(run: Run, verb: str, columns: int, typed: Typed, rows: slice) -> Iterator[bytes]:
-    """What a call with these rows alone leaves of each row."""
+    """Yield the bytes that a call on these rows alone leaves in each row."""
     kernel, arrays, of_rows, params = call(verb, columns, typed)
     arrays = [np.ascontiguousarray(x[rows]) if i in of_rows else x for i, x in enumerate(arrays)]
     run(kernel, arrays, params)
@@ -49,7 +49,7 @@ def outcome(run: Run, verb: str, columns: int, typed: Typed, rows: slice) -> Ite
 
 
 def assert_rows_are_independent(run: Run, verb: str, columns: int, typed: Typed, heights: Sequence[int]) -> None:
-    """Each row has the bits that it has alone, whatever its place among so many."""
+    """Assert that each row has the bits that it has alone, wherever it lies among so many."""
     alone = [next(outcome(run, verb, columns, typed, slice(row, row + 1))) for row in range(ROWS)]
     for height in heights:
         for start in {0, (ROWS - height) // 2, ROWS - height}:

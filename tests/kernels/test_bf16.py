@@ -1,4 +1,4 @@
-"""bf16 in NumPy: to the nearest, ties to even, every special value."""
+"""bf16 in NumPy: rounding to nearest, ties to even, every special value."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from asynctile.program.precision import BF16
 EVERY = np.arange(1 << 16, dtype=np.uint16)
 
 
-def test_every_bf16_comes_back_as_it_was() -> None:
+def test_every_bf16_comes_back_unchanged() -> None:
     values = from_bf16(EVERY)
     numbers = ~np.isnan(values)
     assert np.array_equal(to_bf16(values)[numbers], EVERY[numbers])
     assert np.isnan(from_bf16(to_bf16(values)[~numbers])).all()
 
 
-def test_what_lies_between_two_goes_to_the_nearest_and_from_the_middle_to_even() -> None:
-    """For every finite positive number and the one above it: a quarter, the middle, three quarters of the way."""
+def test_values_between_two_round_to_the_nearest_and_from_the_middle_to_even() -> None:
+    """Covers, for every finite positive number and the next one, a quarter, half and three quarters of the way."""
     low = EVERY[: 0x7F7F]
     below, above = (from_bf16(bits).astype(np.float64) for bits in (low, low + np.uint16(1)))
     for share, expected in ((0.25, low), (0.5, low + low % 2), (0.75, low + 1)):
@@ -34,7 +34,7 @@ def test_the_smallest_step_from_the_middle_decides() -> None:
     assert to_bf16(around).tolist() == [0x3F80, 0x3F80, 0x3F81]
 
 
-def test_what_is_not_finite() -> None:
+def test_values_that_are_not_finite_are_kept() -> None:
     infinite = np.array([np.inf, -np.inf, np.finfo(np.float32).max, 0.0, -0.0], np.float32)
     assert to_bf16(infinite).tolist() == [0x7F80, 0xFF80, 0x7F80, 0, 0x8000]
     nan = np.array([0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001], np.uint32).view(np.float32)

@@ -1,4 +1,4 @@
-"""A small tokenizer in the files that GPT-2's has: vocab.json, merges.txt, and what may stand beside them."""
+"""A small tokenizer in the files of GPT-2: vocab.json, merges.txt, and files that may lie beside them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TEXT = (
 
 @cache
 def trained(vocab_size: int) -> dict[str, Any]:
-    """The model in a tokenizer.json of a BPE with these many tokens."""
+    """Return the model in the tokenizer.json of a BPE with this many tokens."""
     found: dict[str, Any] = json.loads(train_bpe([TEXT], vocab_size).to_json())["model"]
     assert len(found["vocab"]) == vocab_size
     return found
 
 
 def write_gpt2_files(folder: Path, vocab_size: int, beside: Mapping[str, Any], *, end: bool = True) -> None:
-    """A tokenizer whose vocabulary has `vocab_size` tokens, and with `end` <|endoftext|> as the next."""
+    """Write a tokenizer whose vocabulary has `vocab_size` tokens, and with `end` also <|endoftext|> as the next one."""
     model = trained(vocab_size)
     vocab = model["vocab"] | ({END: vocab_size} if end else {})
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

@@ -1,5 +1,6 @@
-"""Small trainings on a GPU that is threads of this CPU (tests/cuda/driver.py), for tests of steps that are replayed there:
-where they run, what is seen of each step, what is put in its way, and the bits that it must have.
+"""Small trainings on a GPU made of threads of this CPU (tests/cuda/driver.py), for tests of replayed steps.
+
+Covers the places where they run, the record of each step, obstacles, and the bits that each step must have.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "near the floor": {"device_memory": 23 << 10, "host_memory": 16 * STATES},
     "over a file": {"device_memory": STATES // 2, "host_memory": STATES // 2 + (300 << 10), "spill": True},
 }
-#: So many blocks that a tenth of its states is a cap: 700 operations a step.
+#: Enough blocks that a tenth of its states is a valid cap: 700 operations a step.
 DEEP = make_shape(20, 2, 35, 24, tile=12, batch=1, length=6, n_layer=4)
 STEPS = 5
 _by_coroutines: dict[Any, Trained] = {}
@@ -40,7 +41,9 @@ _by_coroutines: dict[Any, Trained] = {}
 
 @dataclass
 class Trained:
-    """By step: loss, norm, whether it was played, kernels launched one by one or captured, graphs launched. In the end: weights
+    """The record of a training.
+
+    By step: loss, norm, whether it was played, kernels launched one by one or captured, graphs launched. At the end: weights
     and moments.
     """
 
@@ -62,28 +65,28 @@ class Trained:
 
 
 def place_of(name: str, folder: Path | None = None, **more: Any) -> dict[str, Any]:
-    """Options of an engine on the soft GPU. folder: for what spills."""
+    """Return options of an engine on the soft GPU. folder: for spilled tiles."""
     options = {"device": "cuda:0", **PLACES[name], **more}
     return options | ({"spill": folder} if options.pop("spill", False) else {})
 
 
 @asynccontextmanager
 async def training(place: dict[str, Any], *, update: str = "device", **options: Any) -> AsyncIterator[tuple[Engine, Trainer]]:
-    """As interleaving.py's. update: of Trainer, or "mixed": every other weight is updated in RAM."""
+    """Open a training as interleaving.py does. update: of Trainer, or "mixed": every other weight is updated in RAM."""
     async with interleaving.training(place, update="host" if update == "mixed" else update, **options) as (engine, trainer):
         if update == "mixed":
 
             async def every_other(*_: Any) -> frozenset[Tile]:
                 return frozenset(list(model_state_of(trainer.model).weights())[::2])
 
-            trainer._on_host = every_other  # what "auto" comes to depends on how fast this machine is
+            trainer._on_host = every_other  # the choice of "auto" would depend on this machine's speed
         yield engine, trainer
 
 
 async def trained(
     opened: list[SoftDriver], place: dict[str, Any], *, steps: int = STEPS, shape: Shape = SHORT, **options: Any
 ) -> Trained:
-    """opened: drivers. options: as of `training`."""
+    """Train and return the record. opened: drivers. options: as for `training`."""
     async with training(place, shape=shape, **options) as (_, trainer):
         found = Trained()
         for seed in range(1, steps + 1):
@@ -93,7 +96,7 @@ async def trained(
 
 
 async def by_coroutines(opened: list[SoftDriver], *, shape: Shape = SHORT, precision: str = "fp32", **options: Any) -> Trained:
-    """The same issued operation by operation, under a cap of a half; made once for all that may not depend on more."""
+    """Return the record of the same training issued operation by operation, under a cap of half the states; cached."""
     options = {name: value for name, value in options.items() if name in ("clip_norm", "micro_batches", "steps")}
     key = shape, precision, json.dumps(options, sort_keys=True)
     if key not in _by_coroutines:
@@ -104,13 +107,13 @@ async def by_coroutines(opened: list[SoftDriver], *, shape: Shape = SHORT, preci
 
 
 def assert_same(found: Trained, expected: Trained) -> None:
-    """Equal bit for bit."""
+    """Assert equality bit for bit."""
     assert (found.losses, found.norms) == (expected.losses, expected.norms)
     assert_same_tensors(found.states, expected.states)
 
 
 class Held:
-    """The GPU stops before the n-th graph that is launched, counted from 1, until released. reached: it was launched."""
+    """A GPU that stops before the n-th launched graph, counted from 1, until released. reached: the graph was launched."""
 
     def __init__(self, engine: Engine, call: int) -> None:
         self._driver, self._left = device_of(engine).driver, call
@@ -131,9 +134,9 @@ class Held:
 
 
 class Once:
-    """In the place of a function: its n-th call from when it is told raises, counted from 1; calls: how many there were.
+    """A stand-in for a function whose n-th call, counted from when it is armed, raises. calls: number of calls.
 
-    late: once it has done what it does.
+    late: it raises only after it has done its work.
     """
 
     def __init__(self, true: Any, *, late: bool = False) -> None:
@@ -152,7 +155,7 @@ class Once:
 
 
 class Endless:
-    """In the place of a function: from when `hangs` is set a call waits until `answer`. asked: one does."""
+    """A stand-in for a function: while `hangs` is set, a call waits until `answer`. asked: a call is waiting."""
 
     def __init__(self, true: Any) -> None:
         self._true = true

@@ -1,4 +1,4 @@
-"""Trainers to save, and what is compared of them and of their checkpoints. For test_saving.py and test_checkpoint.py."""
+"""Trainers to save, and comparisons of them and their checkpoints. For test_saving.py and test_checkpoint.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a server as tests make them. For tests of this folder."""
+"""Requests to a server as the tests of this folder make them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = ([1, 2, 3], [4], list(range(30)), [7, 7, 7, 7, 7, 7, 7, 7], [34, 0])
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[bytes]]:
-    """By the tokens before, the logits that every token from now on is chosen from, each of their bits."""
+    """Return the logits that each later token is chosen from, all bits seen, by the tokens before it."""
     seen: dict[tuple[int, ...], set[bytes]] = {}
     choose = Request.choose
 
@@ -35,7 +35,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[bytes]
 
 
 async def text(tokens: AsyncGenerator[Token], most: int | None = None) -> list[int]:
-    """The ids; of the first `most` tokens alone, and then the text is broken off."""
+    """Return the ids of a text; with `most`, break it off after that many tokens."""
     found = []
     async with aclosing(tokens):
         async for token in tokens:
@@ -46,7 +46,7 @@ async def text(tokens: AsyncGenerator[Token], most: int | None = None) -> list[i
 
 
 async def texts(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[list[int]]:
-    """All at once; each with a seed of its own."""
+    """Return all texts, generated at the same time, each with its own seed."""
     wishes = enumerate(prompts)
     return await asyncio.gather(*(text(server.generate(prompt, seed=seed, **options)) for seed, prompt in wishes))
 
@@ -56,11 +56,11 @@ async def one_by_one(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS,
 
 
 def held_by(model: GPT2) -> int:
-    """Bytes of tiles on the engine of a model."""
+    """Return the bytes of tiles on the engine of a model."""
     return model.engine.statistics().host_used_bytes
 
 
 async def hold(engine: Share) -> None:
-    """Its program runs, for all that others know."""
+    """Hold the engine for ever, as a running program would."""
     async with runtime_of(engine).exclusive():
         await asyncio.Event().wait()

@@ -26,11 +26,11 @@ class Shape:
         return Parameters(self.config, Tiling(self.config, self.tile))
 
     def work(self, **more: Any) -> Work:
-        """What a step of it asks for. more: of Work."""
+        """Return the Work of one step of this shape. more: further fields of Work."""
         return Work(batch_size=self.batch, seq_len=self.length, micro_batches=self.micro_batches, tile=self.tile, **more)
 
     def batch_of_tokens(self, seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Tokens and targets (B, T); some targets are ignored."""
+        """Return tokens and targets (B, T); some targets are ignored."""
         random = np.random.default_rng(seed)
         tokens, targets = random.integers(0, self.config.vocab_size, (2, self.batch, self.length))
         targets[random.random(targets.shape) < 0.1] = -100
@@ -54,7 +54,7 @@ SHAPES = {
     "heads in uneven groups, narrow MLP": shape(35, 7, 40, 20, 16, 4, 20, micro_batches=4, n_inner=21, n_layer=1),
     "tiles of one": shape(4, 2, 5, 4, 1, 2, 3, n_layer=1),
 }
-#: The same, where what a wide MLP and another block only repeat is left out: a fifth of the operations.
+#: The same shapes without the parts that a wide MLP and a second block only repeat: a fifth of the operations.
 LIGHT = SHAPES | {
     "sequences cut, all ragged": shape(36, 3, 101, 50, 16, 2, 41, micro_batches=2, n_inner=40),
     "a head wider than the tile": shape(48, 2, 30, 40, 10, 2, 23, n_inner=33, n_layer=1),

@@ -1,7 +1,7 @@
-"""Stories: a training on the soft GPU with everything else that an engine does between its steps and beside them, in an order
-drawn by chance. Told by coroutines and told by graphs, a story has the same numbers and ends with the same bits.
+"""Stories: trainings on the soft GPU with other work of the engine between and beside their steps, in random order.
 
-test_cuda_replayed_between.py tells few. More, for as long as one likes, and what `make test` has no time for:
+A story run by coroutines and run by graphs must give the same numbers and end with the same bits. test_cuda_replayed_between.py
+runs a few. To run more, for as long as you like, including cases that `make test` has no time for:
 
     python -m tests.layers.stories --minutes 10 --seed 1
 """
@@ -35,17 +35,17 @@ from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batch
 from tests.repeat.interleaving import SHORT, a_weight, states_of
 
 BATCHES = batches_of(SHORT, 16)
-#: Each trainer's options of these, drawn by chance.
+#: Options of the trainer, drawn at random.
 OPTIONS: dict[str, list[Any]] = {
     "update": ["device", "host", "mixed"], "clip_norm": [None, 0.3], "recompute": [True, False, "auto"],
     "micro_batches": [1, 2],
 }  # fmt: skip
-#: How many turns of the engine's loop a step may have before it is cancelled.
+#: The most turns of the engine's loop that a step gets before it is cancelled.
 TURNS = 120
 
 
 class Story:
-    """One telling. told: numbers that must be the same in every telling; played: of the steps."""
+    """One run of a story. told: numbers that must be equal in every run. played: whether each step was played."""
 
     def __init__(self, engine: Engine, trainer: Trainer, folder: Path, faults: Faults, seed: int) -> None:
         self.engine, self.trainer, self.folder, self.faults = engine, trainer, folder, faults
@@ -93,16 +93,16 @@ class Story:
         self.told.append((await runtime_of(self.engine).read(a_weight(self.trainer))).tobytes())
 
     async def launch(self) -> None:
-        """By hand."""
+        """Launch an operation by hand."""
         await runtime_of(self.engine).launch(fill(a_weight(self.trainer), self._chance.random()))
 
     async def save(self) -> None:
-        """It goes on behind the next steps."""
+        """Start a save that goes on beside the next steps."""
         await self.trainer.saved()
         await self.trainer.save(self.folder / f"saved {len(self.told)}", wait=False)
 
     async def skip(self) -> None:
-        """A step without a finite loss."""
+        """Take a step without a finite loss."""
         parameter = model_state_of(self.trainer.model).parameters["transformer.ln_f.bias"]
         kept = await model_state_of(self.trainer.model).gather(parameter, parameter.weights)
         tile = parameter.weights[0, 0]
@@ -111,7 +111,7 @@ class Story:
         await runtime_of(self.engine).store([(tile, kept[parameter.index(0, 0)])])
 
     async def cancel(self) -> None:
-        """A step in its middle; if it did not count, it is taken again."""
+        """Cancel a step in its middle; if it did not count, repeat it."""
         batch, count = self._next(), self.trainer.step_count
         step = asyncio.create_task(self.trainer.step(*batch))
         for _ in range(self._chance.randrange(TURNS)):
@@ -125,7 +125,7 @@ class Story:
         self.told.append(self.trainer.last_report.loss)
 
     async def borrow(self) -> None:
-        """RAM is lent while a step runs."""
+        """Lend RAM while a step runs."""
 
         async def lent() -> Loan | None:
             async with runtime_of(self.engine).exclusive():
@@ -140,7 +140,7 @@ class Story:
             await runtime_of(self.engine).call(returned(loan))
 
     async def share(self) -> None:
-        """Another training on a part of the caps, beside steps of this one."""
+        """Train another model on a share of the caps, beside steps of this one."""
         if runtime_of(self.engine).device_cap < 4 * STATES:
             return
         async with self.engine.share(device_memory=STATES // 2, host_memory=4 * STATES) as part:
@@ -154,7 +154,7 @@ class Story:
             self.told += losses
 
     async def hiccup(self) -> None:
-        """The disk fails once, in what a tier gets over."""
+        """Let the disk fail once, with a fault that a tier survives."""
         self.faults.arm(self._chance.choice(sorted(SURVIVED)), after=self._chance.randrange(100))
         await self.step()
 
@@ -165,7 +165,7 @@ ACTIONS = [name for name in vars(Story) if not name.startswith("_") and name != 
 async def tell(
     where: str, options: dict[str, Any], actions: list[str], seed: int, *, plays: bool, precision: str = "fp32"
 ) -> tuple[list[Any], list[bool], Tensors]:
-    """What was told, which steps were played, and the states in the end."""
+    """Return the numbers of a story, whether each step was played, and the states at the end."""
     faults = Faults(seed, delay_s=1e-3)
     with tempfile.TemporaryDirectory() as folder:
         place = place_of(where, Path(folder), precision=precision)
@@ -179,7 +179,7 @@ async def tell(
 
 
 def drawn(seed: int) -> tuple[str, dict[str, Any], list[str]]:
-    """A place, options of a trainer, and what happens, by a seed."""
+    """Draw a place, options of a trainer, and the actions, by a seed."""
     chance = random.Random(seed)
     actions = ["steps"]
     for _ in range(4):
@@ -188,7 +188,10 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], list[str]]:
 
 
 async def check(seed: int, shape: Callable[..., None]) -> list[bool]:
-    """Tell one story by coroutines and by graphs; which steps were played. shape: options of the driver that opens next."""
+    """Run one story by coroutines and by graphs; return whether each step was played.
+
+    shape: sets the options of the driver that opens next.
+    """
     where, options, actions = drawn(seed)
     precision = "bf16" if seed % 3 == 0 else "fp32"
     shape()

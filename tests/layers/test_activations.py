@@ -1,4 +1,4 @@
-"""How much a step holds for each number of parts that keep their activations, and how many that makes under given caps."""
+"""The memory of a step by the number of parts that keep their activations, and how many parts fit under given caps."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.layers.shapes import SHAPES, Shape, shape
 
 KINDS = ("step", "step_clipped", "gradients")
 DEEP = dataclasses.replace(SHAPES["several sequences in a tile"], config=shape(40, 4, 67, 12, 32, 6, 10, n_layer=5).config)
-#: As a cap it is in the way of nothing.
+#: No limit at all.
 AMPLE = Room(None, 64)
 
 
 def demand(parameters: Parameters, deep: Shape, kind: str, kept: int) -> Demand:
-    """Of the real program."""
+    """Return the demand of the real program."""
     rows = parameters.tiling.rows(deep.batch, deep.length, deep.micro_batches)
     return demand_of([record(kind, parameters, rows, kept=kept)], parameters.states())
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_what_is_foreseen_is_what_the_program_demands(data: st.DataObject) -> None:
-    """Size by size, from models of one block for deeper ones. And no operation holds more tiles at once than without."""
+def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None:
+    """Models of one block foretell each size for deeper ones. Keeping never makes an operation hold more tiles at once."""
     draw = data.draw
     heads, micro_batches = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     found = shape(
@@ -54,7 +54,7 @@ def test_what_is_foreseen_is_what_the_program_demands(data: st.DataObject) -> No
 
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_many_are_kept_as_a_cap_holds_and_not_one_more(kind: str, alignment: int) -> None:
+def test_as_many_parts_are_kept_as_fit_under_a_cap_and_not_one_more(kind: str, alignment: int) -> None:
     parameters = DEEP.parameters()
     rows = parameters.tiling.rows(DEEP.batch, DEEP.length, DEEP.micro_batches)
     activations, standing = Activations(kind, DEEP.config, parameters.tiling, rows), sizes_of(parameters.states())
@@ -68,7 +68,7 @@ def test_as_many_are_kept_as_a_cap_holds_and_not_one_more(kind: str, alignment: 
     assert most_kept(activations, standing, [AMPLE]) == parts_of(DEEP.config) == 6
 
 
-def test_what_stands_there_of_others_comes_first() -> None:
+def test_tiles_of_other_models_come_first() -> None:
     parameters, other = DEEP.parameters(), SHAPES["one tile of everything"].parameters()
     rows = parameters.tiling.rows(DEEP.batch, DEEP.length, DEEP.micro_batches)
     activations, standing = Activations("step", DEEP.config, parameters.tiling, rows), sizes_of(parameters.states())

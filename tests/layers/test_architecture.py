@@ -1,6 +1,6 @@
-"""A second family of models trains, saves and loads through what GPT-2 uses, and nothing but GPT-2's own files names GPT-2.
+"""A second family of models trains, saves and loads through GPT-2's code, and only GPT-2's own files name GPT-2.
 
-The family has GPT-2's blocks under other names and other settings, and no layer norm behind them.
+The family has GPT-2's blocks under other names and other settings, and no layer norm after them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ async def bits(trainer: Trainer) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in (await trainer.model.state_dict()).items()}
 
 
-async def test_it_trains_saves_and_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+async def test_the_second_family_trains_saves_and_resumes_as_if_never_stopped(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=3, tile=TILE), OPTIMIZER)
         for batch in BATCHES[:2]:
@@ -109,7 +109,7 @@ async def test_it_trains_saves_and_goes_on_as_if_never_stopped(tmp_path: Path) -
         assert engine.statistics().uploaded_bytes > 0
 
 
-async def test_its_gradient_is_that_of_its_loss() -> None:
+async def test_the_second_familys_gradient_matches_its_loss() -> None:
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, CONFIG, seed=3, tile=TILE)
         gradients = await Trainer(model).gradients(*BATCHES[0])
@@ -127,7 +127,7 @@ async def test_its_gradient_is_that_of_its_loss() -> None:
     assert rise == pytest.approx(2 * stride * norm, rel=2e-2)
 
 
-async def test_its_files_have_its_names_and_are_read_without_the_prefix_and_with_the_head_instead(tmp_path: Path) -> None:
+async def test_its_files_use_its_names_and_load_without_the_prefix_and_with_the_head(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, CONFIG, seed=3, tile=TILE)
         await model.save_pretrained(tmp_path)
@@ -146,7 +146,7 @@ async def test_its_files_have_its_names_and_are_read_without_the_prefix_and_with
             await GPT2.from_pretrained(engine, tmp_path)
 
 
-async def test_a_family_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_family_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Engine("cpu") as engine:
         await (await GPT2.create(engine, CONFIG, tile=TILE)).save_pretrained(tmp_path)
         monkeypatch.delitem(architectures.ARCHITECTURES, "plain")
@@ -154,7 +154,7 @@ async def test_a_family_that_is_not_known_is_refused(tmp_path: Path, monkeypatch
             await GPT2.from_pretrained(engine, tmp_path)
 
 
-def test_it_is_planned() -> None:
+def test_the_second_family_can_be_planned() -> None:
     plan = plan_step(CONFIG, Work(batch_size=2, seq_len=11, tile=TILE), Machine(device="emulated"))
     assert plan.parameters == CONFIG.parameter_count == sum(np.prod(shape) for _, shape in shapes(CONFIG))
     assert plan.floor_bytes >= floor_demand(CONFIG, TILE).floor_nbytes

@@ -1,4 +1,4 @@
-"""Nothing hides outside the arena: what Python and the process allocate during a step, and that host copies are copies."""
+"""No memory hides outside the arena: allocations of Python and the process during a step; host copies are real copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asynctile.share import runtime_of
 from tests.layers.training import OPTIMIZER, RAGGED, assert_same_tensors, batches_of, lively, outcome
 
 LARGEST = 64 << 10
-#: Tiles of 256 KiB: any temporary as large as one is far above LARGEST.
+#: Tiles of 256 KiB: a temporary of a tile's size is far above LARGEST.
 WIDE = GPT2Config(n_layer=1, n_head=4, n_embd=256, block_size=256, vocab_size=600)
 TILE = 256
 
@@ -30,7 +30,7 @@ TILE = 256
 async def test_a_step_allocates_no_array_elsewhere(
     device: str, recompute: bool, clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NumPy tells tracemalloc of its arrays; the arena and the host tier are mappings, which it does not see."""
+    """NumPy reports its arrays to tracemalloc. The arena and the host tier are mappings, which tracemalloc does not see."""
     tokens, targets = np.random.default_rng(0).integers(0, WIDE.vocab_size, (2, 2, 256))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # one stream: a peak is that of one kernel
     options: dict[str, Any] = {"device_memory": WIDE.states_nbytes // 2} if device == "emulated" else {}
@@ -70,7 +70,7 @@ async def test_tracemalloc_would_see_an_array() -> None:
 
 
 async def test_host_copies_are_copies() -> None:
-    """A weight that is on the device is computed from there: its host copy may turn to noise meanwhile."""
+    """A weight on the device is computed from there, so its host copy may turn to noise meanwhile."""
     options = {"device": "emulated"}
     expected = await outcome(RAGGED, steps=2)
     async with Engine(**options) as engine:
@@ -90,7 +90,7 @@ async def test_host_copies_are_copies() -> None:
         assert_same_tensors(await model.state_dict(), expected.weights)
 
 
-async def test_what_a_caller_gets_is_its_own_and_what_it_gives_stays_its_own() -> None:
+async def test_results_are_the_callers_own_arrays_and_arguments_stay_unchanged() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, RAGGED)
         trainer = Trainer(model, OPTIMIZER, micro_batches=RAGGED.micro_batches)
@@ -143,7 +143,7 @@ def test_the_process_grows_by_its_budgets_and_little_more(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     print({name: f"{value / 2**20:.0f} MiB" for name, value in found.items()})
-    # Not against the caps, which leave room, but against what was taken of them: that is stricter.
+    # Compared with the memory taken of the caps, not with the caps, which leave room: that is stricter.
     assert found["grown"] < found["host"] + found["device"] + (100 << 20)
     assert found["device"] <= 48 << 20
     assert found["host"] <= 340 << 20

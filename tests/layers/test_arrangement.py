@@ -1,4 +1,4 @@
-"""In how many passes rows go through a block, and what is kept although it leaves: by counted bytes, and no bit changes."""
+"""The number of passes in which rows go through a block, and activations kept although they are evicted; no bit changes."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def moved_nbytes(cap: int, passes: int, kept: int = 0) -> int:
     return found.loaded_nbytes + found.written_nbytes
 
 
-def test_where_everything_is_held_the_passes_are_the_micro_batches() -> None:
+def test_where_everything_fits_the_passes_are_the_micro_batches() -> None:
     for cap in (None, RESIDENT):
         assert arranged(cap, recompute=True) == Arrangement(1, 0)
     assert arranged(None) == Arrangement(1, parts_of(MANY.config))
 
 
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
-def test_no_number_of_passes_that_was_in_question_moves_much_less(share: float) -> None:
+def test_no_other_number_of_passes_moves_much_less(share: float) -> None:
     cap = int(share * STATES)
     passes = arranged(cap, recompute=True).passes
     assert passes > 1
@@ -69,8 +69,8 @@ def test_each_pass_has_a_tile_for_each_core_unless_there_is_one_pass(cores: int)
     assert (passes > 1) == (cores < ROWS.most_passes), "a cap this tight wants as many passes as may be"
 
 
-def test_ram_without_a_folder_below_must_hold_a_step_in_so_many_passes() -> None:
-    """One pass has all activations of a block at once, several have all its gradients: either may need more RAM."""
+def test_ram_without_a_spill_folder_must_hold_a_step_in_that_many_passes() -> None:
+    """One pass has all activations of a block at once, several passes have all its gradients; either may need more RAM."""
     cap = STATES // 2
     needed = {count: demand_of([record("step", PARAMETERS, ROWS.in_passes(count))], PARAMETERS.states()).resident_nbytes
               for count in (1, 2, 4, 8)}  # fmt: skip
@@ -91,7 +91,7 @@ def test_activations_are_kept_while_the_link_is_idle_and_ram_holds_them() -> Non
     assert [arranged(cap, FAST_LINK, recompute=way).kept for way in (True, False)] == [0, parts]
 
 
-def test_as_many_are_kept_as_leave_compute_the_slower_of_both() -> None:
+def test_activations_are_kept_as_long_as_compute_stays_the_bottleneck() -> None:
     cap, rates = STATES // 2, replace(CORES, flops_per_s=1e8)
     found = [arranged(cap, rates.limited(link_rate)).kept for link_rate in (1e6, 3e6, 1e7, 1e8, 1e12)]
     assert found == sorted(found)
@@ -99,7 +99,7 @@ def test_as_many_are_kept_as_leave_compute_the_slower_of_both() -> None:
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=9, max_size=9), st.integers(1, 9), st.integers(1, 9))
-def test_what_is_chosen_costs_no_more_than_the_start(costs: list[int], start: int, most: int) -> None:
+def test_the_choice_costs_no_more_than_the_start(costs: list[int], start: int, most: int) -> None:
     start = min(start, most)
     asked: list[int] = []
 
@@ -114,7 +114,7 @@ def test_what_is_chosen_costs_no_more_than_the_start(costs: list[int], start: in
 
 
 @pytest.mark.parametrize("start", [1, 3, 8])
-def test_the_least_of_a_valley_is_found(start: int) -> None:
+def test_the_minimum_of_a_valley_is_found(start: int) -> None:
     for bottom in (1, 2, 4, 8):
         found = least_of(start, 8, lambda number, bottom=bottom: 100 + abs(number - bottom) * 10)  # type: ignore[misc]
         assert abs(found - bottom) <= 1
@@ -122,7 +122,7 @@ def test_the_least_of_a_valley_is_found(start: int) -> None:
 
 @pytest.mark.parametrize("recompute", ["auto", True, False])
 @pytest.mark.parametrize("device", ["emulated", "cpu"])
-async def test_a_run_does_what_the_plan_says_and_no_bit_changes(device: str, recompute: bool | str, tmp_path: Any) -> None:
+async def test_a_run_follows_the_plan_and_no_bit_changes(device: str, recompute: bool | str, tmp_path: Any) -> None:
     cap = int((0.4 if device == "emulated" else 0.8) * STATES)  # over a folder tiles are whole pages
     caps: dict[str, Any] = {"device_memory": cap, "link_rate": "2GB"} if device == "emulated" else {"host_memory": cap}
     spill = {} if device == "emulated" else {"spill": tmp_path}
@@ -147,7 +147,7 @@ def work_of(shape: Shape, recompute: bool | str) -> Any:
 async def test_fewer_bytes_move_than_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"device_memory": int(0.9 * STATES)}
     several = await outcome(MANY, engine_options=options, recompute=True)
-    monkeypatch.setattr("asynctile.layers.arrangement.COUNTED_ENTRIES", 0)  # as of a program that is too long to count
+    monkeypatch.setattr("asynctile.layers.arrangement.COUNTED_ENTRIES", 0)  # as if the program were too long to count
     one = await outcome(MANY, engine_options=options, recompute=True)
     assert_same_bits(several, one)
     assert several.uploaded_bytes < 0.9 * one.uploaded_bytes

@@ -1,6 +1,6 @@
-"""The gradient of attention as a training meets it: sequences of one token teach queries and keys nothing.
+"""The gradient of attention in training: sequences of one token teach queries and keys nothing.
 
-That each gradient is right is tests/reference; that each kernel's is, tests/kernels.
+tests/reference checks every gradient, tests/kernels checks the gradient of every kernel.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ OPTIMIZER = AdamW(lr=1e-2, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("shape", [ALONE, SEVERAL], ids=["alone", "several in a tile"])
-async def test_50_steps_on_single_tokens_leave_queries_and_keys_to_decay_alone(shape: Shape) -> None:
+async def test_50_steps_on_single_tokens_only_decay_queries_and_keys(shape: Shape) -> None:
     await check(shape, 50, device="cpu")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.usefixtures("soft_gpu")
-async def test_and_so_do_the_kernels_of_a_gpu(precision: str) -> None:
+async def test_gpu_kernels_also_only_decay_queries_and_keys(precision: str) -> None:
     await check(ALONE, 2, device="cuda:0", precision=precision)
 
 
 async def check(shape: Shape, steps: int, **place: Any) -> None:
-    """Each query sees itself alone, whatever its score: computed, a gradient of 2e-7 would be left, which AdamW enlarges."""
+    """Each query sees only itself, whatever its score. A computed gradient would leave 2e-7, which AdamW enlarges."""
     scores = 2 * shape.config.n_embd  # columns of queries and keys in c_attn
     async with Engine(**place) as engine:
         trainer = Trainer(await lively(engine, shape), OPTIMIZER, micro_batches=shape.micro_batches)

@@ -1,4 +1,4 @@
-"""Token arrays as they are checked and cut. What trainers and models say of bad ones is tests/test_bad_input.py's."""
+"""How token arrays are checked and cut. tests/test_bad_input.py tests the messages of trainers and models about bad ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ids(*values: int, dtype: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [*SIGNED, *UNSIGNED])
-def test_ids_of_every_integer_type_are_taken_up_to_the_last_of_the_vocabulary_and_no_further(dtype: str) -> None:
+def test_ids_of_every_integer_type_are_accepted_up_to_the_end_of_the_vocabulary(dtype: str) -> None:
     found = check_tokens("tokens", ids(0, 7, 99, dtype=dtype), CONFIG)
     assert found.dtype == np.int32 and found.tolist() == [[0, 7, 99]]
     with pytest.raises(ValueError, match="tokens contains 100, expected ids from 0 to 99"):
@@ -28,7 +28,7 @@ def test_ids_of_every_integer_type_are_taken_up_to_the_last_of_the_vocabulary_an
 
 @pytest.mark.parametrize("dtype", SIGNED)
 @pytest.mark.parametrize("beside", [0, -100], ids=["alone", "beside what is ignored"])
-def test_of_ids_below_zero_only_the_ignored_one_is_taken_and_only_where_it_may_stand(dtype: str, beside: int) -> None:
+def test_the_only_negative_id_accepted_is_the_ignored_one_and_only_in_targets(dtype: str, beside: int) -> None:
     assert check_tokens("targets", ids(3, -100, beside, dtype=dtype), CONFIG, ignored=True).tolist() == [[3, -100, beside]]
     for wrong in (-1, -99, -101):
         with pytest.raises(ValueError, match=f"targets contains {wrong}, .* or -100"):

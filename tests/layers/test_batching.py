@@ -1,4 +1,4 @@
-"""Which rows are computed next: everybody in turn, long prompts beside those who write."""
+"""The choice of the rows to compute next: every text in turn, long prompts beside texts that are being written."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from asynctile.layers.batching import BUCKETS, Part, bucket_of, plan
 
 
-def test_those_that_write_come_first_and_a_prompt_has_the_rest() -> None:
+def test_texts_being_written_come_first_and_a_prompt_gets_the_remaining_rows() -> None:
     assert plan([1, 100, 1], [0, 0, 0], 16) == [Part(0, 1, True), Part(2, 1, True), Part(1, 14, False)]
     assert plan([5, 3], [0, 0], 16) == [Part(0, 5, True), Part(1, 3, True)]
     assert plan([9, 9], [0, 0], 10) == [Part(0, 9, True), Part(1, 1, False)]
 
 
-def test_where_rows_are_too_few_those_that_have_waited_longest_are_next() -> None:
+def test_with_too_few_rows_the_texts_that_waited_longest_are_next() -> None:
     assert plan([1, 1, 1], [0, 2, 1], 2) == [Part(1, 1, True), Part(2, 1, True)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 5)), min_size=1, max_size=40), st.integers(1, 64))
-def test_rows_are_filled_and_nobody_has_more_than_is_missing(wishes: list[tuple[int, int]], most: int) -> None:
+def test_rows_are_filled_and_no_text_gets_more_rows_than_it_needs(wishes: list[tuple[int, int]], most: int) -> None:
     missing, waited = [wish[0] for wish in wishes], [wish[1] for wish in wishes]
     parts = plan(missing, waited, most)
     assert sum(part.count for part in parts) == min(most, sum(missing)) or len(parts) == most
@@ -32,8 +32,8 @@ def test_rows_are_filled_and_nobody_has_more_than_is_missing(wishes: list[tuple[
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 64))
-def test_nobody_waits_for_longer_than_all_others_take_a_row(prompts: list[int], most: int) -> None:
-    """Each writes for ever behind its prompt: between two of its runs every other is in at most one that it is not in."""
+def test_no_text_waits_longer_than_all_others_take_for_a_row_each(prompts: list[int], most: int) -> None:
+    """Each text is endless after its prompt. Between two of its turns, every other text has at most one turn without it."""
     missing, waited = list(prompts), [0] * len(prompts)
     for _ in range(3 * len(prompts)):
         for part in plan(missing, waited, most):

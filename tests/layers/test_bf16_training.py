@@ -1,6 +1,6 @@
 """Trainings in bf16 through a whole engine without a GPU: the emulated device with the plain verbs, and tall row tiles.
 
-What is recorded for bf16 is test_precision.py; the law of equal bits in fp32 is test_equal_bits.py.
+test_precision.py tests the programs recorded for bf16, test_equal_bits.py the law of equal bits in fp32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Options = dict[str, Any]
 
 
 def in_bf16(engine: Engine) -> Engine:
-    """What an engine on a GPU would be: its precision, its grain, and kernels that know bf16."""
+    """Turn an engine into what it would be on a GPU: its precision, its grain, and kernels for bf16."""
     engine._precision = "bf16"
     device_of(engine).kernels.update(VERBS)
     device_of(engine).grain = GRAIN
@@ -88,7 +88,7 @@ async def test_no_budget_and_no_mode_changes_a_bit(share: str | float, options: 
     assert_same_bits(found, await yardstick())
 
 
-async def test_with_a_disk_below_too(tmp_path: Path) -> None:
+async def test_no_budget_over_a_disk_changes_a_bit(tmp_path: Path) -> None:
     caps = {"device_memory": STATES // 4, "host_memory": STATES // 2, "spill": tmp_path}
     assert_same_bits(await run(caps), await yardstick())
 
@@ -109,7 +109,7 @@ async def test_the_engine_computes_what_the_interpreter_computes() -> None:
         assert loss > report.loss
 
 
-async def test_a_model_computes_without_training_also_at_the_floor() -> None:
+async def test_a_model_computes_without_training_even_at_the_floor() -> None:
     """Logits, losses and generation read the copies that `create` made of the masters; logits are float32, not rounded."""
     tokens, targets = SHAPE.batch_of_tokens()
     found = []
@@ -139,7 +139,7 @@ async def test_masters_are_float32_and_the_same_as_in_fp32() -> None:
                 assert np.array_equal(await read(copy), to_bf16(await read(parameter.weights[key])))
 
 
-async def test_a_resumed_training_is_bitwise_the_same(tmp_path: Path) -> None:
+async def test_a_resumed_training_has_equal_bits(tmp_path: Path) -> None:
     batches = batches_of(SHAPE, 3)
     async with bf16_engine(device_memory=STATES // 3) as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
@@ -161,7 +161,7 @@ async def test_a_resumed_training_is_bitwise_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["fp32", "bf16"])
-async def test_another_precision_goes_on_from_a_checkpoint_and_warns(there: str, tmp_path: Path) -> None:
+async def test_a_checkpoint_resumes_in_another_precision_with_a_warning(there: str, tmp_path: Path) -> None:
     def engine_of(precision: str) -> Engine:
         return bf16_engine() if precision == "bf16" else Engine("cpu")
 
@@ -185,7 +185,7 @@ async def test_another_precision_goes_on_from_a_checkpoint_and_warns(there: str,
         assert await model.loss(tokens, targets) == pytest.approx(loss, rel=3e-3)
 
 
-async def test_a_checkpoint_of_before_there_were_precisions_is_of_fp32(tmp_path: Path) -> None:
+async def test_a_checkpoint_older_than_precisions_counts_as_fp32(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         await Trainer(await lively(engine, SHAPE)).save(tmp_path / "c")
         state = json.loads((tmp_path / "c" / "trainer.json").read_text())
@@ -237,8 +237,8 @@ async def test_the_floor_is_refused_before_any_work_and_the_plan_of_a_gpu_knows_
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_floor_is_what_the_hungriest_program_needs(precision: str) -> None:
-    """Exactly, in each precision: in fp32 tiles of the hidden layer are the widest, in bf16 those of the residual stream."""
+def test_the_floor_is_the_need_of_the_largest_program(precision: str) -> None:
+    """The floor is exact in each precision. The widest tiles are the hidden layer's in fp32, the residual stream's in bf16."""
     config = GPT2Config(n_layer=2, n_head=2, n_embd=24, block_size=64, vocab_size=300)
     parameters = Parameters(config, Tiling(config, 32, GRAIN), precision)
     program = record("step", parameters, parameters.tiling.rows(1, 64))

@@ -1,6 +1,6 @@
-"""vocab.json with merges.txt: found by name, made one tokenizer.json of, and named where they are damaged or by other rules.
+"""vocab.json with merges.txt: found by name, combined into one tokenizer.json, named if damaged or of another kind.
 
-That ids are those of transformers is tests/reference/test_gpt2_tokenizer.py.
+tests/reference/test_gpt2_tokenizer.py checks that ids are those of transformers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def test_a_folder_or_its_vocabulary_is_a_tokenizer(folder: Path) -> None:
         assert separator(opened).tolist() == [300] and token_ids(opened) == {"bos_token_id": 300, "eos_token_id": 300}
 
 
-def test_a_tokenizer_json_beside_them_is_what_counts_for_the_folder(folder: Path) -> None:
+def test_a_tokenizer_json_beside_them_wins_for_the_folder(folder: Path) -> None:
     train_bpe([TEXT], 280).save(folder)
     assert open_tokenizer(folder).vocab_size == load_tokenizer(str(folder), ()).vocab_size == 280
     assert load_tokenizer(str(folder / "vocab.json"), ()).vocab_size == 301
 
 
-def test_a_token_that_no_file_names_is_not_added(tmp_path: Path) -> None:
+def test_a_token_missing_from_all_files_is_not_added(tmp_path: Path) -> None:
     write_gpt2_files(tmp_path, 300, {}, end=False)
     opened = open_tokenizer(tmp_path)
     assert (opened.vocab_size, opened.special) == (300, {})
@@ -48,7 +48,7 @@ def test_a_token_that_no_file_names_is_not_added(tmp_path: Path) -> None:
     assert open_tokenizer(tmp_path).special == {END: 300}
 
 
-def test_ends_of_lines_and_a_first_line_do_not_matter(folder: Path) -> None:
+def test_line_endings_and_a_header_line_do_not_matter(folder: Path) -> None:
     expected = open_tokenizer(folder).fingerprint
     lines = (folder / "merges.txt").read_text()
     for content in (lines.replace("\n", "\r\n"), lines.partition("\n")[2], lines.removesuffix("\n")):
@@ -80,7 +80,7 @@ def test_ends_of_lines_and_a_first_line_do_not_matter(folder: Path) -> None:
     ("added_tokens.json", {"<x>": "5"}, "'<x>' has the id '5'"),
     ("added_tokens.json", {"<x>": 3}, "'<x>' has the id 3, expected 301"),
 ])  # fmt: skip
-def test_a_file_that_is_damaged_or_of_other_rules_is_named(folder: Path, name: str, content: Any, sentence: str) -> None:
+def test_a_file_that_is_damaged_or_of_another_kind_is_named(folder: Path, name: str, content: Any, sentence: str) -> None:
     whole = content if isinstance(content, str | bytes) else json.dumps(content)
     (folder / name).write_bytes(whole if isinstance(whole, bytes) else whole.encode())
     with pytest.raises(ValueError, match=rf"^tokenizer {folder}.*{sentence}") as caught:
@@ -90,7 +90,7 @@ def test_a_file_that_is_damaged_or_of_other_rules_is_named(folder: Path, name: s
         open_tokenizer(folder)
 
 
-def test_a_vocabulary_with_holes_has_no_place_for_more(folder: Path) -> None:
+def test_a_vocabulary_with_gaps_accepts_no_further_tokens(folder: Path) -> None:
     vocab = json.loads((folder / "vocab.json").read_text())
     vocab[END] = 301
     (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -101,7 +101,7 @@ def test_a_vocabulary_with_holes_has_no_place_for_more(folder: Path) -> None:
 
 
 @pytest.mark.timeout(10)
-def test_what_is_missing_or_no_regular_file_is_named(folder: Path) -> None:
+def test_missing_files_and_special_files_are_named(folder: Path) -> None:
     os.remove(folder / "merges.txt")
     assert not has_tokenizer(folder)
     with pytest.raises(ValueError, match=r"is a folder with neither tokenizer\.json nor vocab\.json and merges\.txt; expected"):

@@ -1,4 +1,4 @@
-"""What a cap promises holds for everything that an engine is asked to do, not only for the first step."""
+"""The promise of a cap holds for every request to an engine, not only for the first step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_on_cpu_a_second_model_that_does_not_fit_is_refused_and_the_first_
         await trainer.step(tokens(), tokens())
 
 
-async def test_the_host_memory_of_the_plan_is_enough_and_other_work_is_refused_before_it_begins() -> None:
+async def test_the_planned_host_memory_is_enough_and_other_work_is_refused_before_it_begins() -> None:
     planned = plan(device="emulated", device_memory="64KiB")
     async with Engine("emulated", device_memory="64KiB", host_memory=planned.host_bytes) as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
@@ -74,7 +74,7 @@ async def test_host_memory_one_byte_below_the_plan_is_refused_before_any_work() 
         assert engine.statistics().operations == 0
 
 
-async def test_memory_of_an_arena_that_was_cut_anew_is_let_go() -> None:
+async def test_memory_of_an_arena_that_was_divided_anew_is_freed() -> None:
     async with Engine("emulated", device_memory="64KiB") as engine:
         await (await GPT2.create(engine, CONFIG, tile=8)).logits(tokens())
         old = list(runtime_of(engine).tiers.top.arena.pools)
@@ -96,7 +96,7 @@ async def test_an_engine_that_closes_ends_the_work_in_it_and_does_not_hang() -> 
         await engine.__aenter__()
 
 
-async def test_steps_asked_for_at_once_count_one_after_another() -> None:
+async def test_steps_requested_at_once_count_one_after_another() -> None:
     async with Engine("cpu") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
         reports = await asyncio.gather(*(trainer.step(tokens(), tokens()) for _ in range(3)))

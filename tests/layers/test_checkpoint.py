@@ -1,6 +1,6 @@
-"""Reading a checkpoint: flipped bits, later formats, edited settings, what is no checkpoint; and that it goes on bitwise.
+"""Reading a checkpoint: flipped bits, later formats, edited settings, other folders; and it resumes bit for bit.
 
-Files that are cut or missing are in test_trainer.py, saving is test_saving.py.
+test_trainer.py tests files that are cut or missing, test_saving.py tests saving.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def copied(checkpoint: Path, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("where", [0.0, 0.3, 0.999])
 @pytest.mark.parametrize("name", FILES)
-async def test_a_flipped_bit_is_noticed(copied: Path, name: str, where: float) -> None:
+async def test_a_flipped_bit_is_found(copied: Path, name: str, where: float) -> None:
     content = bytearray((copied / name).read_bytes())
     content[int(where * len(content))] ^= 1
     (copied / name).write_bytes(content)
     async with Engine("cpu") as engine:
         with pytest.raises(CheckpointError, match=str(copied)) as caught:
             await Trainer.load(engine, copied)
-        # A bit of the checksums may be that of any file.
+        # A flipped bit of the checksums may accuse any file.
         assert name in str(caught.value) or name == "checksums.json"
         assert engine.statistics().operations == 0
         if name == "model.safetensors":
@@ -103,7 +103,7 @@ async def test_edited_settings_are_named(copied: Path, change: dict[str, Any]) -
         assert "\n" not in str(caught.value)
 
 
-async def test_a_model_without_its_training_says_how_it_is_loaded(copied: Path) -> None:
+async def test_a_model_without_its_training_says_how_to_load_it(copied: Path) -> None:
     async with Engine("cpu") as engine:
         (copied / "trainer.json").unlink()
         with pytest.raises(CheckpointError, match=r"without training state.*GPT2\.from_pretrained"):
@@ -112,7 +112,7 @@ async def test_a_model_without_its_training_says_how_it_is_loaded(copied: Path) 
 
 
 @pytest.mark.parametrize("wait", [True, False])
-async def test_what_nobody_saved_is_not_replaced(tmp_path: Path, wait: bool) -> None:
+async def test_a_folder_that_no_save_made_is_not_replaced(tmp_path: Path, wait: bool) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("dear")
     (tmp_path / "file").write_text("mine")
@@ -132,7 +132,7 @@ async def test_what_nobody_saved_is_not_replaced(tmp_path: Path, wait: bool) -> 
 
 
 @pytest.mark.parametrize("recompute", ["auto", True, False])
-async def test_whether_to_recompute_is_kept_as_it_was_asked_for(recompute: bool | str, tmp_path: Path) -> None:
+async def test_the_requested_recompute_is_kept(recompute: bool | str, tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine, recompute=recompute)
         await trainer.save(tmp_path / "c")
@@ -140,14 +140,14 @@ async def test_whether_to_recompute_is_kept_as_it_was_asked_for(recompute: bool 
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-async def test_a_checkpoint_of_before_there_was_a_choice_goes_on_as_it_did(copied: Path, recompute: bool) -> None:
+async def test_a_checkpoint_older_than_the_choice_of_recompute_goes_on_as_it_did(copied: Path, recompute: bool) -> None:
     rewrite(copied, format=1, recompute=recompute)
     (copied / "checksums.json").unlink()
     async with Engine("cpu") as engine:
         assert (await Trainer.load(engine, copied)).recompute is recompute
 
 
-async def test_how_the_rate_decays_is_kept_and_was_a_cosine_before_there_was_a_choice(copied: Path, tmp_path: Path) -> None:
+async def test_the_decay_of_the_rate_is_kept_and_is_a_cosine_in_older_checkpoints(copied: Path, tmp_path: Path) -> None:
     optimizer = AdamW(lr=0.5, decay_steps=9, decay="linear")
     async with Engine("cpu") as engine:
         trainer = Trainer((await trainer_on(engine)).model, optimizer)
@@ -162,10 +162,10 @@ async def test_how_the_rate_decays_is_kept_and_was_a_cosine_before_there_was_a_c
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-async def test_a_resumed_training_is_bitwise_the_same(
+async def test_a_resumed_training_has_equal_bits(
     options: dict[str, Any], clip_norm: float | None, micro_batches: int, tmp_path: Path
 ) -> None:
-    """Elsewhere, after a step that was skipped, and whatever the process's own random states are."""
+    """It resumes elsewhere, after a skipped step, and whatever the process's own random states are."""
     settings = {"clip_norm": clip_norm, "micro_batches": micro_batches}
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine, steps=2, **settings)
@@ -196,7 +196,7 @@ async def test_a_resumed_training_is_bitwise_the_same(
 
 
 @pytest.mark.parametrize("state", [{"n": 10**400}, {"deep": DEEP}, {"x": "x" * (4 << 20)}], ids=["long", "deep", "large"])
-async def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: dict[str, Any]) -> None:
+async def test_a_state_that_could_not_be_read_back_is_not_saved(tmp_path: Path, state: dict[str, Any]) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         trainer.data_state = state
@@ -210,8 +210,8 @@ async def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: d
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("state", [None, 5, "s", [1], {1: 2}, {"at": (1, 2)}], ids=repr)
-async def test_a_good_checkpoint_stays_where_the_new_one_would_not_come_back(tmp_path: Path, state: Any, wait: bool) -> None:
-    """It was replaced by one that could not be loaded, or that said something else."""
+async def test_a_good_checkpoint_stays_where_the_new_one_could_not_be_read_back(tmp_path: Path, state: Any, wait: bool) -> None:
+    """A bug once replaced it by one that could not be loaded, or that had other content."""
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         trainer.data_state = {"position": 17}
@@ -227,8 +227,8 @@ async def test_a_good_checkpoint_stays_where_the_new_one_would_not_come_back(tmp
 
 
 @pytest.mark.filterwarnings("ignore:the model's config asks for dropout")
-async def test_what_the_reader_would_refuse_is_not_saved(tmp_path: Path) -> None:
-    """Beside data_state: what somebody has set himself, and a configuration that no config.json can say."""
+async def test_a_state_that_the_reader_would_refuse_is_not_saved(tmp_path: Path) -> None:
+    """Besides data_state: fields that a user has set, and a configuration that no config.json can express."""
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         await trainer.save(tmp_path / "c")
@@ -245,7 +245,7 @@ async def test_what_the_reader_would_refuse_is_not_saved(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wait", [True, False])
-async def test_a_save_says_how_far_it_is_and_ends_when_the_folder_is_there(tmp_path: Path, wait: bool) -> None:
+async def test_a_save_reports_its_progress_and_ends_when_the_folder_is_there(tmp_path: Path, wait: bool) -> None:
     async with Engine("cpu", host_memory="64MiB") as engine:
         trainer = await trainer_on(engine)
         nbytes = trainer.model.config.states_nbytes

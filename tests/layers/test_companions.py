@@ -1,6 +1,7 @@
-"""What stands beside the weights: kept as it came through every save, bounded, checked by its checksum; ids where nothing came.
+"""Companions of the weights: kept unchanged through every save, bounded, checked by checksum; token ids if there are none.
 
-That transformers opens these folders is tests/reference/test_transformers.py, what a run writes tests/cli/test_companions.py.
+tests/reference/test_transformers.py checks that transformers opens these folders, tests/cli/test_companions.py the files of a
+run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, pars
 from tests.layers.training import SMALL
 
 CONFIG = SMALL.config
-#: No program could read these: nobody here may look into them either.
+#: No program could read these, so no code here may look into them either.
 FILES = {name: b"\xff\x00 " + name.encode() for name in LIMITS}
 
 
@@ -57,7 +58,7 @@ async def test_a_loaded_models_companions_are_saved_again_byte_for_byte(tmp_path
 
 
 @pytest.mark.parametrize(("block_size", "new"), [(1, 1), (24, 12), (510, 255), (512, None), (1024, None)])
-async def test_a_model_that_came_without_says_its_tokens_and_how_much_room_there_is(
+async def test_a_model_without_companions_writes_its_token_ids_and_a_length_that_fits(
     tmp_path: Path, block_size: int, new: int | None
 ) -> None:
     config = GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=9, block_size=block_size, eos_token_id=[3, 8], bos_token_id=3)
@@ -69,7 +70,7 @@ async def test_a_model_that_came_without_says_its_tokens_and_how_much_room_there
         assert (await GPT2.from_pretrained(engine, tmp_path / "a")).config.to_hf() == config.to_hf()
 
 
-async def test_a_checkpoint_of_before_there_were_companions_loads(tmp_path: Path) -> None:
+async def test_a_checkpoint_older_than_companions_loads(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         await Trainer(await GPT2.create(engine, CONFIG, tile=SMALL.tile)).save(tmp_path / "a")
         (tmp_path / "a" / "generation_config.json").unlink()
@@ -77,7 +78,7 @@ async def test_a_checkpoint_of_before_there_were_companions_loads(tmp_path: Path
         del record["files"]["generation_config.json"], record["record"]
         (tmp_path / "a" / "checksums.json").write_text(json.dumps(record))
         assert (await Trainer.load(engine, tmp_path / "a")).model.companions == {}
-        # Who added the tokenizer by hand since then changed nothing that was saved.
+        # A tokenizer that a user added by hand since then changes nothing that was saved.
         (tmp_path / "a" / "tokenizer.json").write_bytes(b"{}")
         assert (await Trainer.load(engine, tmp_path / "a")).model.companions == {"tokenizer.json": b"{}"}
 
@@ -102,7 +103,7 @@ async def test_a_damaged_companion_of_a_checkpoint_is_named(tmp_path: Path, name
             assert "\n" not in str(caught.value)
 
 
-async def test_a_card_that_somebody_wrote_in_is_no_damage_and_goes_along(tmp_path: Path) -> None:
+async def test_an_edited_card_is_no_damage_and_goes_along(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, CONFIG, tile=SMALL.tile)
         model.companions = FILES
@@ -114,8 +115,8 @@ async def test_a_card_that_somebody_wrote_in_is_no_damage_and_goes_along(tmp_pat
     assert beside(tmp_path / "b") == FILES | {"README.md": b"# mine"}
 
 
-async def test_a_save_behind_steps_has_the_files_of_when_it_was_asked_for(tmp_path: Path) -> None:
-    """As it has the weights: a later card speaks of later steps."""
+async def test_a_save_beside_training_has_the_companions_of_the_time_of_its_request(tmp_path: Path) -> None:
+    """The same holds for the weights. A later card would describe later steps."""
     async with Engine("cpu") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, tile=SMALL.tile))
         trainer.model.companions = FILES
@@ -129,8 +130,8 @@ async def test_a_save_behind_steps_has_the_files_of_when_it_was_asked_for(tmp_pa
     assert beside(tmp_path / "b")["README.md"] == b"later"
 
 
-async def test_links_in_a_models_folder_are_read_and_what_is_saved_has_none(tmp_path: Path) -> None:
-    """As Hugging Face's cache has them."""
+async def test_links_in_a_models_folder_are_read_and_saved_as_files(tmp_path: Path) -> None:
+    """Hugging Face's cache consists of such links."""
     await saved(tmp_path / "a")
     (tmp_path / "blob").write_bytes(b"vocabulary")
     (tmp_path / "a" / "vocab.json").symlink_to(tmp_path / "blob")
@@ -155,7 +156,7 @@ ODD: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD.keys())
-async def test_what_is_no_regular_file_or_too_long_is_refused_at_once(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+async def test_a_special_or_too_long_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     await saved(tmp_path / "a")
     make(tmp_path / "a" / "tokenizer.json")
     async with Engine("cpu") as engine:
@@ -170,7 +171,7 @@ async def test_what_is_no_regular_file_or_too_long_is_refused_at_once(tmp_path: 
     ({"merges.txt": "a b"}, TypeError, "companion merges.txt has type str, expected bytes"),
     ({"special_tokens_map.json": bytes((4 << 20) + 1)}, ValueError, "has 4194305 bytes, expected at most 4194304"),
 ])  # fmt: skip
-async def test_other_companions_are_refused_where_they_are_given(
+async def test_invalid_companions_are_refused_when_they_are_set(
     files: dict[str, Any], kind: type[Exception], sentence: str
 ) -> None:
     async with Engine("cpu") as engine:
@@ -183,7 +184,7 @@ async def test_other_companions_are_refused_where_they_are_given(
             model.companions["merges.txt"] = b""  # type: ignore[index]
 
 
-def test_a_tokenizers_files_name_the_tokens_that_it_has() -> None:
+def test_a_tokenizers_files_name_only_tokens_that_it_has() -> None:
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 24, "clean_up_tokenization_spaces": False}
     trained = train_bpe(["a b a b"], 258)
     for tokenizer in (ByteTokenizer(), trained):
@@ -192,7 +193,7 @@ def test_a_tokenizers_files_name_the_tokens_that_it_has() -> None:
         assert parse_tokenizer(files["tokenizer.json"], "it").fingerprint == tokenizer.fingerprint
         assert token_ids(tokenizer) == {"bos_token_id": None, "eos_token_id": None}
     raw = tokenizers.Tokenizer.from_buffer(trained.to_json())
-    raw.add_tokens(["<s>"])  # text, for all that this tokenizer says
+    raw.add_tokens(["<s>"])  # ordinary text, as far as this tokenizer knows
     raw.add_special_tokens(["</s>", "<unk>"])
     tokenizer = HuggingFaceTokenizer(raw)
     named = plain | {"eos_token": "</s>", "unk_token": "<unk>"}

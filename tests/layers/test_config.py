@@ -22,7 +22,7 @@ def test_standard_sizes(name: str, count: int) -> None:
     assert config.states_nbytes == 12 * count
 
 
-def test_parameter_count_is_that_of_the_tensors() -> None:
+def test_the_parameter_count_is_that_of_the_tensors() -> None:
     config = GPT2Config(n_layer=2, n_head=3, n_embd=33, block_size=17, vocab_size=101, n_inner=50)
     tiles = list(Parameters(config, Tiling(config, 16)).states())
     assert sum(tile.nbytes for tile in tiles) == config.states_nbytes
@@ -48,12 +48,12 @@ def test_wrong_values_are_refused(changes: dict[str, Any], sentence: str) -> Non
         GPT2Config(**changes)
 
 
-def test_unknown_name_is_refused() -> None:
+def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gpt3.*choose one of gpt2, gpt2-medium"):
         GPT2Config.named("gpt3")
 
 
-def test_hugging_face_form_round_trips() -> None:
+def test_the_hugging_face_form_round_trips() -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=8, block_size=16, vocab_size=11, pdrops={"attn_pdrop": 0.1})
     values = config.to_hf()
     assert values["n_positions"] == 16
@@ -94,7 +94,7 @@ SILENT = {"n_layer": 1, "n_head": 1, "n_embd": 4, "n_positions": 8}
     ({"vocab_size": 50257}, 50256, 50256, None),
     ({}, 50256, 50256, None),
 ])  # fmt: skip
-def test_tokens_are_kept_as_given_and_those_of_gpt2_where_nothing_is_said(said: Any, bos: Any, eos: Any, pad: Any) -> None:
+def test_token_ids_are_kept_as_given_and_default_to_those_of_gpt2(said: Any, bos: Any, eos: Any, pad: Any) -> None:
     config = GPT2Config.from_hf(SILENT | said)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (bos, eos, pad)
     values = json.loads(json.dumps(config.to_hf()))
@@ -104,7 +104,7 @@ def test_tokens_are_kept_as_given_and_those_of_gpt2_where_nothing_is_said(said: 
     assert hash(GPT2Config.from_hf(values)) == hash(config)
 
 
-def test_a_new_model_has_no_tokens_and_a_published_size_has_those_that_its_vocabulary_holds() -> None:
+def test_a_new_model_has_no_token_ids_and_a_published_size_has_those_in_its_vocabulary() -> None:
     assert (GPT2Config().bos_token_id, GPT2Config().eos_token_id) == (None, None)
     for config in (GPT2Config.named("gpt2"), GPT2Config.named("gpt2-xl", vocab_size=50304)):
         assert (config.bos_token_id, config.eos_token_id) == (50256, 50256)
@@ -122,7 +122,7 @@ def test_other_arithmetic_is_refused(name: str, value: Any) -> None:
 
 
 @pytest.mark.reference
-def test_transformers_reads_the_same() -> None:
+def test_transformers_reads_the_same_configuration() -> None:
     transformers = pytest.importorskip("transformers")
     config = GPT2Config(n_layer=2, n_head=2, n_embd=8, block_size=16, vocab_size=11)
     theirs = transformers.GPT2Config(**config.to_hf())

@@ -1,8 +1,8 @@
-"""Trainings on a GPU, whose driver and kernels run on the CPU here (tests/cuda): the law of equal bits, graphs, precisions.
+"""Trainings on a GPU whose driver and kernels run on the CPU (tests/cuda): the law of equal bits, graphs, precisions.
 
-tests/gpu repeats what matters on a real one.
+tests/gpu repeats the important ones on a real GPU.
 
-Long because whatever trains on that GPU is here: each law is asked of the same small training.
+Long because it holds all trainings on that GPU: each law is checked on the same small training.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.layers.training import (
 from tests.settle import settle, until
 
 PROGRESS_S = 100
-STEPS = 4  # the first brings tiles, the second writes graphs, the others run them
+STEPS = 4  # step 1 loads tiles, step 2 captures graphs, later steps replay them
 #: Several whole sequences in each of two row tiles, heads of 16 columns.
 WHOLE = make_shape(32, 2, 35, 24, tile=32, batch=6, length=10, micro_batches=2)
 STATES = SMALL.config.states_nbytes
@@ -105,7 +105,7 @@ async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, p
     assert_same_bits(found, await resident(precision))
 
 
-async def test_a_step_says_how_long_it_waited_for_copies_while_it_is_traced_and_else_that_nobody_knows() -> None:
+async def test_a_step_reports_its_wait_for_copies_while_it_is_traced_and_nan_otherwise() -> None:
     async with asyncio.timeout(PROGRESS_S), Engine("cuda:0", device_memory=STATES // 3) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER)
         batches = batches_of(SMALL, STEPS)
@@ -134,7 +134,7 @@ async def test_fp32_agrees_with_the_cpu_and_bf16_with_fp32() -> None:
     cpu = await outcome(SMALL, steps=STEPS, device="cpu")
     fp32, bf16 = await resident("fp32"), await resident("bf16")
     assert fp32.losses == pytest.approx(cpu.losses, rel=1e-6)
-    # The bias of the keys has no gradient but rounding, which AdamW makes as large as any other.
+    # The bias of the keys has only rounding errors for a gradient, which AdamW makes as large as any other.
     names = [name for name in cpu.weights if not name.endswith("c_attn.bias")]
     assert max(distance(fp32.weights[name], cpu.weights[name]) for name in names) < 1e-4
     assert fp32.losses != bf16.losses
@@ -153,7 +153,7 @@ async def test_attention_of_whole_sequences_by_cudnn_gives_one_result_under_any_
     library = soft_gpu.opened[-1].library
     # Two layers of two row tiles, forward and backward in each step and forward again; and the trial before.
     assert library.calls > 3 * 4 * STEPS
-    assert len(library.executed) < library.calls  # graphs ran what was enqueued once
+    assert len(library.executed) < library.calls  # graphs ran work that was enqueued once
     assert found.losses != plain.losses
     assert found.losses == pytest.approx(plain.losses, rel=1e-2)
     assert found.norms == pytest.approx(plain.norms, rel=5e-2)
@@ -176,7 +176,7 @@ async def test_from_the_third_step_on_a_step_is_three_graphs_and_no_launch(soft_
 
 
 async def graphs_of(trainer: Trainer, steps: int, driver: Any) -> list[int]:
-    """By step, how many graphs were launched."""
+    """Return the number of graphs launched in each step."""
     counts = []
     for tokens, targets in batches_of(SMALL, steps):
         before = driver.graphs
@@ -185,7 +185,7 @@ async def graphs_of(trainer: Trainer, steps: int, driver: Any) -> list[int]:
     return counts
 
 
-async def test_a_program_whose_slots_others_have_taken_is_written_down_anew_and_its_old_graphs_go(
+async def test_a_program_that_lost_its_slots_is_captured_anew_and_its_old_graphs_are_destroyed(
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine("cuda:0") as engine:
@@ -201,7 +201,7 @@ async def test_a_program_whose_slots_others_have_taken_is_written_down_anew_and_
         assert alive.count == 3 < alive.made
 
 
-async def test_of_too_many_graphs_those_of_programs_unused_for_longest_go_and_are_made_anew_when_they_run_again(
+async def test_with_too_many_graphs_the_least_recently_used_programs_lose_theirs(
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yardstick = await on_gpu(steps=5)
@@ -220,7 +220,7 @@ async def test_of_too_many_graphs_those_of_programs_unused_for_longest_go_and_ar
 
 
 class Graphs:
-    """How many a driver has made, and how many of them are still there."""
+    """The graphs that a driver has made, and those that still exist."""
 
     def __init__(self, driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.count = 0
@@ -240,18 +240,18 @@ class Graphs:
         monkeypatch.setattr(driver, "destroy_graph", destroyed)
 
 
-async def test_caps_lent_and_returned_again_and_again_leave_a_program_its_graphs(soft_gpu: Any) -> None:
+async def test_caps_lent_and_returned_repeatedly_leave_a_program_its_graphs(soft_gpu: Any) -> None:
     async with Engine("cuda:0", device_memory=5 * STATES, host_memory=8 * STATES) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
         driver = soft_gpu.opened[0]
         assert await graphs_of(trainer, 3, driver) == [0, 3, 3]
-        for graphs in (0, 3, 3):  # with less memory it is another program, whose first run goes by coroutines
+        for graphs in (0, 3, 3):  # with less memory it is another program, whose first run uses coroutines
             async with engine.share(device_memory=3 * STATES, host_memory=STATES):
                 assert await graphs_of(trainer, 1, driver) == [graphs]
             assert await graphs_of(trainer, 1, driver) == [3]
 
 
-async def test_what_runs_between_two_steps_is_not_in_the_way_of_graphs(soft_gpu: Any) -> None:
+async def test_work_between_two_steps_does_not_hinder_graphs(soft_gpu: Any) -> None:
     yardstick = await on_gpu(steps=6)
     async with Engine("cuda:0") as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
@@ -261,7 +261,7 @@ async def test_what_runs_between_two_steps_is_not_in_the_way_of_graphs(soft_gpu:
             await trainer.model.loss(tokens, targets)
             if index == 1:
                 await trainer.model.logits(tokens)
-            if index == 3:  # takes slots, so the graphs are written anew
+            if index == 3:  # takes slots, so the graphs are captured anew
                 other = await GPT2.create(engine, SMALL.config, seed=9, tile=SMALL.tile)
                 await other.loss(tokens, targets)
         assert losses == yardstick.losses
@@ -288,8 +288,9 @@ async def test_a_step_without_a_finite_loss_is_skipped_by_graphs_too() -> None:
 
 
 class Held:
-    """The GPU stops before the n-th of what `method` of the engine's device, or of its recorder, is asked for, until released;
-    `reached` by then.
+    """A GPU that stops before the n-th call of `method` on the engine's device, or on its recorder, until released.
+
+    reached: set once the call is there.
     """
 
     def __init__(self, engine: Engine, method: str, call: int) -> None:
@@ -311,14 +312,14 @@ class Held:
         self.gate.set()
 
 
-#: As it is issued, written down, and run again; whether it counts all the same.
+#: Where a step is cancelled: issued, captured, replayed; and whether it counts all the same.
 CANCELS = [
     ("upload", 1, False), ("record", 1, False), ("record", 3, False), ("replay", 1, False), ("replay", 3, True),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "call", "counts"), CANCELS)
-async def test_a_cancelled_step_leaves_the_model_as_it_was_or_counts_and_graphs_go_on(
+async def test_a_cancelled_step_leaves_the_model_unchanged_or_counts_and_graphs_go_on(
     method: str, call: int, counts: bool
 ) -> None:
     yardstick = await on_gpu(steps=5)
@@ -349,7 +350,7 @@ async def test_a_cancelled_step_leaves_the_model_as_it_was_or_counts_and_graphs_
 async def test_batches_of_changing_shape_never_take_more_of_the_gpu_than_the_cap(
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cap that holds each program and not the free slots of all of them: memory of a GPU goes slab by slab."""
+    """The cap holds each program but not the free slots of all of them, because a GPU's memory is freed slab by slab."""
     monkeypatch.setattr("asynctile.storage.slabs.SLAB_NBYTES", 64)
     cap = 160 << 10
     async with Engine("cuda:0", device_memory=cap) as engine:

@@ -1,4 +1,4 @@
-"""Steps that a GPU cannot write down as graphs: they are issued, with the same bits, and nothing is left of the attempt."""
+"""Steps that a GPU cannot capture as graphs: they are issued with the same bits, and nothing is left of the attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.settle import until
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected: what goes, goes by itself."""
+    """Disable the garbage collector, so that an object goes only when its last reference does."""
     gc.disable()
     try:
         yield
@@ -34,14 +34,14 @@ def uncollected() -> Iterator[None]:
     ("where", "method", "call"),
     [("all there", "begin_capture", 1), ("at a half", "begin_capture", 2), ("at a half", "end_capture", 2)],
 )
-async def test_what_cannot_be_captured_is_issued_with_the_same_bits_and_that_is_logged(
+async def test_a_step_that_cannot_be_captured_is_issued_with_the_same_bits_and_logged(
     where: str, method: str, call: int, soft_gpu: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)
     soft_gpu(seed=9)
     async with training(place_of(where, tmp_path)) as (engine, trainer):
         driver, found = device_of(engine).driver, Trained()
-        fails = Once(getattr(driver, method), late=method == "end_capture")  # which ends the capture, well or not
+        fails = Once(getattr(driver, method), late=method == "end_capture")  # the late failure ends the capture, well or not
         setattr(driver, method, fails)
         fails.at(call)
         gone = driver.destroy_graph = Once(driver.destroy_graph)
@@ -57,7 +57,7 @@ async def test_what_cannot_be_captured_is_issued_with_the_same_bits_and_that_is_
         assert len(said) == 1
 
 
-async def test_what_cannot_be_captured_is_issued_also_where_the_last_share_ends_meanwhile(soft_gpu: Any) -> None:
+async def test_a_step_that_cannot_be_captured_is_issued_even_if_the_last_share_ends_meanwhile(soft_gpu: Any) -> None:
     expected = await by_coroutines(soft_gpu.opened)
     async with training(place_of("all there")) as (engine, trainer):
         driver, capturing, ended = device_of(engine).driver, threading.Event(), threading.Event()

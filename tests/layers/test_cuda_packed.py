@@ -1,6 +1,6 @@
-"""Steps under a cap on a GPU, whose driver and kernels run on the CPU here: they go by a packing.
+"""Steps under a cap on a GPU whose driver and kernels run on the CPU: they follow a packing.
 
-Their bits are tests/layers/test_cuda.py's, what packings do elsewhere tests/repeat/test_packed.py's.
+tests/layers/test_cuda.py tests their bits, tests/repeat/test_packed.py packings elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def trained(engine: Engine) -> Tensors:
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"update": "host"}], ids=str)
-async def test_every_step_from_the_third_on_moves_what_its_plan_says(options: dict[str, Any]) -> None:
+async def test_every_step_from_the_third_on_moves_the_planned_bytes(options: dict[str, Any]) -> None:
     options = {"update": "device", **options}
     plan = plan_step(SMALL.config, SMALL.work(**options), Machine(device="cuda:0", device_memory=CAP))
     assert plan.comes_and_goes
@@ -46,8 +46,8 @@ async def test_every_step_from_the_third_on_moves_what_its_plan_says(options: di
         assert report.device_peak_bytes <= CAP
 
 
-@pytest.mark.parametrize("update", ["device", "host"])  # by the latter no tile stands on the device when a step begins
-async def test_a_cancelled_step_that_is_packed_leaves_the_model_as_it_was_or_counts(update: str) -> None:
+@pytest.mark.parametrize("update", ["device", "host"])  # with the latter no tile is on the device when a step begins
+async def test_a_cancelled_packed_step_leaves_the_model_unchanged_or_counts(update: str) -> None:
     async with Engine("cuda:0", device_memory=CAP) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, update=update)
         for batch in BATCHES[:2]:

@@ -1,7 +1,7 @@
-"""The law of equal bits for steps that a GPU replays: on a driver that is threads, whose streams pause at random.
+"""The law of equal bits for steps that a GPU replays, on a driver made of threads whose streams pause at random.
 
-Other work between steps is test_cuda_replayed_between.py, cancellations test_cuda_replayed_cancelled.py, failures
-test_cuda_replayed_failures.py. What schedules make of it elsewhere is tests/repeat/test_played_job.py's.
+See test_cuda_replayed_between.py for other work between steps, test_cuda_replayed_cancelled.py for cancellations, and
+test_cuda_replayed_failures.py for failures. tests/repeat/test_played_job.py tests schedules elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from tests.layers.replaying import DEEP, assert_same, by_coroutines, place_of, trained
 
-#: Engine options beside the place's, and those of a trainer, each at one place: pairs rather than the product.
+#: Further options of the engine, and options of a trainer, each at one place: pairs rather than the product.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("all there", {"device_memory": None, "host_memory": None}, {}),
     ("all there", {"precision": "bf16"}, {"clip_norm": 0.3, "recompute": False}),
@@ -28,7 +28,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("where", "more", "options"), CASES, ids=str)
-async def test_replayed_steps_have_the_bits_of_those_that_are_issued(
+async def test_replayed_steps_have_the_bits_of_issued_steps(
     where: str, more: dict[str, Any], options: dict[str, Any], soft_gpu: Any, tmp_path: Path
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened, precision=more.get("precision", "fp32"), **options)

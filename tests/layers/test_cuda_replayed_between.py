@@ -1,5 +1,6 @@
-"""What an engine does between replayed steps, and beside them: it changes no bit, steps come back to being replayed, and no
-more graphs are kept than are of use. Random orders of it are told by stories.py.
+"""Other work of an engine between and beside replayed steps: no bit changes, and later steps are replayed again.
+
+No more graphs are kept than are useful. stories.py runs random orders of such work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SMALLER = make_shape(12, 2, 10, 8, tile=12, batch=1, length=4, n_layer=1)
 
 
 @pytest.mark.parametrize("seed", [2])
-async def test_a_story_told_by_graphs_has_the_numbers_and_bits_of_one_told_by_coroutines(seed: int, soft_gpu: Any) -> None:
+async def test_a_story_run_by_graphs_has_the_numbers_and_bits_of_coroutines(seed: int, soft_gpu: Any) -> None:
     assert any(await stories.check(seed, soft_gpu))
 
 
@@ -56,13 +57,13 @@ async def read(engine: Engine, trainer: Trainer, folder: Path) -> None:
 
 
 async def short(engine: Engine, trainer: Trainer, folder: Path) -> None:
-    """The gradients of another shape."""
+    """Compute the gradients of another shape."""
     tokens, targets = BATCHES[5]
     await trainer.gradients(tokens[:, :4], targets[:, :4])
 
 
 async def lend(engine: Engine, trainer: Trainer, folder: Path) -> None:
-    """RAM, until the next time."""
+    """Borrow RAM until the next call."""
 
     async def lent() -> None:
         async with runtime_of(engine).exclusive():
@@ -74,7 +75,7 @@ async def lend(engine: Engine, trainer: Trainer, folder: Path) -> None:
 
 
 async def part(engine: Engine, trainer: Trainer, folder: Path) -> None:
-    """Another training, on a part of the caps, and texts beside it."""
+    """Train another model on a share of the caps, with texts beside it."""
     if runtime_of(engine).device_cap < 4 * STATES:
         await read(engine, trainer, folder)
         return
@@ -97,7 +98,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("what", "where"), PAIRS)
-async def test_what_comes_between_replayed_steps_changes_no_bit_and_they_are_replayed_again(
+async def test_other_work_between_replayed_steps_changes_no_bit_and_later_steps_are_replayed(
     what: str, where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)
@@ -116,7 +117,7 @@ async def test_what_comes_between_replayed_steps_changes_no_bit_and_they_are_rep
 
 
 @pytest.mark.parametrize("where", ["all there", "at a half"])
-async def test_steps_after_other_work_have_the_graphs_that_they_had(where: str, soft_gpu: Any, tmp_path: Path) -> None:
+async def test_steps_after_other_work_keep_their_graphs(where: str, soft_gpu: Any, tmp_path: Path) -> None:
     found = Trained()
     async with training(place_of(where, tmp_path)) as (engine, trainer):
         for index in range(10):
@@ -130,7 +131,7 @@ async def test_steps_after_other_work_have_the_graphs_that_they_had(where: str, 
 
 
 @pytest.mark.parametrize("where", ["over a file"])
-async def test_a_replayed_step_follows_what_was_launched_by_hand_before_it(
+async def test_a_replayed_step_follows_operations_launched_by_hand_before_it(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
     found = []
@@ -148,7 +149,7 @@ async def test_a_replayed_step_follows_what_was_launched_by_hand_before_it(
 
 
 def watched(driver: Any) -> list[Any]:
-    """The graphs that there are, from now on, as they are captured; those that were destroyed say so."""
+    """Return a list of all graphs captured from now on; destroyed graphs say so."""
     graphs: list[Any] = []
     end = driver.end_capture
 
@@ -166,7 +167,7 @@ def alive(graphs: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("where", ["all there", "at a half"])
-async def test_graphs_of_shapes_that_come_no_more_and_of_caps_that_are_gone_are_destroyed(
+async def test_graphs_of_past_shapes_and_of_past_caps_are_destroyed(
     where: str, soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asynctile.repeat.templates.KEPT", 2)
@@ -200,7 +201,7 @@ async def test_an_engine_leaves_no_graph_no_memory_and_no_pinned_ram(where: str,
     assert not driver._streams
 
 
-async def test_a_step_is_replayed_though_another_model_takes_the_ram_in_which_gradients_came_down_in_turn(
+async def test_a_step_is_still_replayed_when_another_model_takes_the_ram_of_its_gradients(
     soft_gpu: Any,
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)

@@ -1,7 +1,6 @@
-"""Replayed steps that are cancelled, run out of time or have no finite loss: the model is as it was, or the step counts. What
-never ends is named by the watchdog.
+"""Replayed steps that are cancelled, time out or have no finite loss: the model is unchanged, or the step counts.
 
-What of it failed is test_cuda_replayed_failures.py.
+The watchdog names work that never ends. test_cuda_replayed_failures.py tests failures.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ TWO_PHASE = {"clip_norm": 0.3}
     [("all there", FUSED), ("at a half", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
     ids=str,
 )
-async def test_a_step_that_is_cancelled_at_any_turn_leaves_the_model_as_it_was_or_counts(
+async def test_a_step_cancelled_at_any_turn_leaves_the_model_unchanged_or_counts(
     where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path
 ) -> None:
     soft_gpu(seed=3)
@@ -75,7 +74,7 @@ async def test_a_step_that_is_cancelled_at_any_turn_leaves_the_model_as_it_was_o
 
 
 @pytest.mark.parametrize("where", ["at a half", "over a file"])
-async def test_a_step_cancelled_before_its_first_graph_is_as_if_never_begun_and_behind_its_updates_it_counts(
+async def test_a_step_cancelled_before_its_first_graph_never_began_and_after_its_updates_counts(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)
@@ -103,7 +102,7 @@ async def test_a_step_cancelled_before_its_first_graph_is_as_if_never_begun_and_
 
 
 @pytest.mark.parametrize("where", ["at a half"])
-async def test_a_step_that_runs_out_of_time_leaves_the_model_as_it_was(where: str, soft_gpu: Any, tmp_path: Path) -> None:
+async def test_a_step_that_times_out_leaves_the_model_unchanged(where: str, soft_gpu: Any, tmp_path: Path) -> None:
     expected = await by_coroutines(soft_gpu.opened)
     async with training(place_of(where, tmp_path)) as (engine, trainer):
         await played(trainer, 0, 1, 2)
@@ -178,7 +177,7 @@ async def test_a_gpu_that_never_answers_is_named_and_the_engine_closes(where: st
             driver, threads = device_of(engine).driver, [thread for thread in threading.enumerate() if is_ours(thread)]
             Held(engine, 1)  # for ever
             await assert_stalls(trainer, r"nothing has moved for 0.4 s: .*graph.* has run on compute")
-        driver.die()  # those who see work land were left behind, and other tests count threads
+        driver.die()  # threads that watch work land were left behind, and other tests count threads
         await until(lambda: not any(thread.is_alive() for thread in threads))
 
 
@@ -187,7 +186,7 @@ def is_ours(thread: threading.Thread) -> bool:
 
 
 @pytest.mark.parametrize("where", ["all there", "over a file"])
-async def test_an_engine_that_is_closed_in_the_middle_of_a_replayed_step_ends_it(
+async def test_closing_the_engine_during_a_replayed_step_ends_the_step(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(PROGRESS_S):

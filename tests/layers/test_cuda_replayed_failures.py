@@ -1,5 +1,6 @@
-"""Replayed steps in which something fails: a model that is as it was goes on as if the step had never been, else it is torn.
-What cannot be captured is tests/layers/test_cuda_not_captured.py.
+"""Replayed steps in which something fails: an unchanged model goes on as if the step had never been, any other is torn.
+
+tests/layers/test_cuda_not_captured.py tests steps that cannot be captured.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PROGRESS_S = 60
 
 
 class Reads(Faults):
-    """Faults that count what is read."""
+    """Faults that also count reads."""
 
     reads = 0
 
@@ -35,7 +36,7 @@ class Reads(Faults):
 
 
 @pytest.mark.parametrize("options", [{}, {"update": "host", "clip_norm": 0.3}], ids=str)
-async def test_a_read_that_fails_before_the_updates_leaves_the_model_as_it_was(
+async def test_a_read_that_fails_before_the_updates_leaves_the_model_unchanged(
     options: dict[str, Any], soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
@@ -54,7 +55,7 @@ async def test_a_read_that_fails_before_the_updates_leaves_the_model_as_it_was(
         assert_same_tensors(await states_of(trainer), expected.states)
 
 
-async def test_what_a_failed_read_leaves_to_the_graphs_behind_it_is_zeros_which_are_indices_within_range(
+async def test_a_failed_read_leaves_zeros_for_later_graphs_because_zeros_are_valid_indices(
     soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[bool] = []
@@ -81,7 +82,7 @@ async def test_what_a_failed_read_leaves_to_the_graphs_behind_it_is_zeros_which_
     assert left and not any(left)
 
 
-async def test_a_read_that_fails_behind_the_first_update_tears_the_model(soft_gpu: Any, tmp_path: Path) -> None:
+async def test_a_read_that_fails_after_the_first_update_tears_the_model(soft_gpu: Any, tmp_path: Path) -> None:
     soft_gpu(seed=5)
     faults = Reads()
     async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (engine, trainer):
@@ -100,7 +101,7 @@ async def test_a_read_that_fails_behind_the_first_update_tears_the_model(soft_gp
 
 
 @pytest.mark.parametrize("after", [0, 30])
-async def test_a_write_that_fails_leaves_a_model_that_is_torn_or_as_it_was(
+async def test_a_failed_write_leaves_a_torn_or_an_unchanged_model(
     after: int, soft_gpu: Any, tmp_path: Path
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)
@@ -118,7 +119,7 @@ async def test_a_write_that_fails_leaves_a_model_that_is_torn_or_as_it_was(
             assert_same_tensors(await states_of(trainer), expected.states)
 
 
-async def test_faults_of_a_disk_that_pass_change_no_bit_of_a_replayed_step(soft_gpu: Any, tmp_path: Path) -> None:
+async def test_disk_faults_that_pass_change_no_bit_of_a_replayed_step(soft_gpu: Any, tmp_path: Path) -> None:
     expected = await by_coroutines(soft_gpu.opened)
     faults = Faults(seed=3)
     async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (_, trainer):
@@ -177,7 +178,7 @@ async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
 
 
 @pytest.mark.parametrize(("where", "first"), [("all there", True), ("at a half", False)])
-async def test_a_graph_that_is_not_launched_leaves_a_model_that_is_torn_or_as_it_was(
+async def test_a_graph_that_fails_to_launch_leaves_a_torn_or_an_unchanged_model(
     where: str, first: bool, soft_gpu: Any, tmp_path: Path
 ) -> None:
     expected = await by_coroutines(soft_gpu.opened)

@@ -1,4 +1,4 @@
-"""Tokens to batches, and the entropy of tokens. How they are made is test_tokens.py."""
+"""From tokens to batches, and the entropy of tokens. test_tokens.py tests how tokens are made."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_batch_n_is_a_function_of_seed_and_n_alone():
     np.testing.assert_array_equal(Batches(tokens, 3, 7, seed=5).batch(4)[0], first[4])
     assert not np.array_equal(first[0], first[1])
     assert not np.array_equal(Batches(tokens, 3, 7, seed=6).batch(0)[0], first[0])
-    # Written down: a run that is resumed with another numpy must get the batches that it would have got.
+    # Fixed values: a run that is resumed with another numpy must get the batches that it would have got.
     assert first[0][:, 0].tolist() == [2780, 3099, 4672]
 
 
@@ -84,11 +84,11 @@ def test_a_state_of_other_batches_is_refused(change):
         batches.load_state_dict(batches.state_dict() | change)
 
 
-def test_validation_windows_are_fixed_do_not_overlap_and_are_all_there():
+def test_validation_windows_are_fixed_complete_and_do_not_overlap():
     tokens = np.arange(1000)
     batches = ValidationBatches(tokens, 4, 10)
     found = list(batches)
-    assert (len(batches), len(found), batches.tokens) == (25, 25, 990)  # of 99 windows, 3 do not fill the last
+    assert (len(batches), len(found), batches.tokens) == (25, 25, 990)  # 3 of 99 windows do not fill the last batch
     inputs, targets = (np.concatenate(parts) for parts in zip(*found, strict=True))
     counted = targets[:, 0] != -100
     assert counted.tolist() == [True] * 99 + [False]
@@ -106,14 +106,14 @@ def test_a_few_validation_windows_are_spread_over_the_text():
     assert ValidationBatches(np.arange(1000), 4, 10, limit=10**9).tokens == 990
 
 
-def test_windows_that_fill_no_batch_come_with_ignored_targets():
+def test_leftover_windows_fill_a_batch_with_ignored_targets():
     ((tokens, targets),) = ValidationBatches(np.arange(25), 4, 10, limit=30)
     assert tokens[:, 0].tolist() == [0, 10, 0, 0]
     assert (targets[2:] == -100).all()
     np.testing.assert_array_equal(targets[:2], tokens[:2] + 1)
 
 
-def test_data_shorter_than_one_sequence_is_told_with_the_way_out():
+def test_data_shorter_than_one_sequence_is_refused_with_advice():
     for make in (lambda: Batches(np.arange(8), 1, 8, seed=0), lambda: ValidationBatches(np.arange(8), 1, 8)):
         with pytest.raises(
             ValueError, match=r"8 tokens, fewer than one sequence needs: .* seq_len \+ 1 = 9; give more text"
@@ -137,7 +137,7 @@ def test_a_limit_below_one_is_named():
 
 
 @pytest.mark.parametrize("position", [-1, 2**63, 10**99, 1.5, True, None, "1"])
-def test_a_position_that_cannot_be_counted_is_refused(position):
+def test_an_invalid_position_is_refused(position):
     batches = Batches(np.arange(100), 2, 4, 1)
     with pytest.raises(ValueError, match="position"):
         batches.load_state_dict(batches.state_dict() | {"position": position})

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of where a caller's data stands: a copy that is equal, or a sentence that says what is not."""
+"""The position in a caller's data that a checkpoint keeps: an equal copy, or a sentence that names what cannot be kept."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ for _ in range(100_000):
 
 
 @pytest.mark.parametrize("state", GOOD, ids=repr)
-def test_what_json_holds_is_copied_as_it_is(state: dict[str, Any]) -> None:
+def test_json_values_are_copied_unchanged(state: dict[str, Any]) -> None:
     found = kept(state)
     assert found == state and found is not state
     assert all(type(a) is type(b) or isinstance(b, np.float64) for a, b in zip(found.values(), state.values(), strict=True))
 
 
-def test_nan_is_nan_again() -> None:
+def test_nan_stays_nan() -> None:
     assert math.isnan(kept({"a": [math.nan]})["a"][0])
 
 
@@ -45,7 +45,7 @@ def test_nan_is_nan_again() -> None:
     ({"a": DEEP}, ValueError, "data_state could not be read back from a checkpoint .*recursion"),
     ({"a": 10**5000}, ValueError, "data_state could not be read back from a checkpoint"),
 ], ids=range(11))  # fmt: skip
-def test_what_would_come_back_as_something_else_is_refused(state: Any, kind: type[Exception], sentence: str) -> None:
+def test_a_value_that_would_come_back_different_is_refused(state: Any, kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind, match=sentence) as caught:
         kept(state)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The decode program: logits by the cache are those of the whole window, and a row's bits are its sequence's alone."""
+"""The decode program: the cache gives the logits of the whole window, and a row's bits depend on its sequence alone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from asynctile.program.operation import Operation
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.training import RAGGED, lively
 
-#: So many tokens of sequence `index`, from position `start` on.
+#: (sequence, position of the first token, number of tokens)
 Piece = tuple[int, int, int]
 
 
 class Decoder:
-    """Runs decode programs of a model on two texts. numbers: which pages each of them has."""
+    """A runner of decode programs of a model on two texts. numbers: the pages of each text."""
 
     def __init__(self, model: GPT2, numbers: Sequence[Sequence[int]]) -> None:
         self.model, self.numbers = model, [tuple(pages) for pages in numbers]
@@ -37,7 +37,7 @@ class Decoder:
         self.logits: dict[tuple[int, int], bytes] = {}
 
     async def run(self, pieces: Iterable[Piece], rows: int) -> None:
-        """One program of so many rows, of which these are the first."""
+        """Run one program of `rows` rows, of which these pieces fill the first."""
         pieces = list(pieces)
         program = record_decode(model_state_of(self.model).parameters, self.cache, rows=rows, pages=self.most, wanted=rows)
         spans = [Span(self.tokens[i, start : start + count], start, self.numbers[i]) for i, start, count in pieces]
@@ -54,7 +54,7 @@ class Decoder:
         self.logits |= {place: row.tobytes() for place, row in zip(places, found, strict=False)}
 
     async def store(self, value: float) -> None:
-        """Whatever requests before have left in the pages."""
+        """Fill the pages with `value`, as earlier requests might have left them."""
         tiles = list(self.cache.tiles(0, self.most))
         demand = demand_of([], [*model_state_of(self.model).weights(), *tiles])
         await model_state_of(self.model).runtime.reserve(demand)
@@ -62,13 +62,13 @@ class Decoder:
 
 
 def texts(model: GPT2) -> NDArray[np.int32]:
-    """Of three pages and a token, if block_size allows."""
+    """Return two texts of three pages and a token, if block_size allows."""
     length = min(model.config.block_size, 3 * KVCache(model_state_of(model).parameters).positions + 1)
     return np.random.default_rng(3).integers(0, model.config.vocab_size, (2, length), np.int32)
 
 
 async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
-    """Logits of both texts by (text, position)."""
+    """Return the logits of both texts by (text, position)."""
     length, both = texts(model).shape[1], range(2)
     each = -(-length // KVCache(model_state_of(model).parameters).positions)
     if way == "token by token, one after the other, pages in a row":
@@ -103,7 +103,7 @@ NARROW = {"tiles of one", "one sequence of one token"}
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name not in NARROW])
-async def test_logits_by_the_cache_are_those_of_the_window_and_their_bits_have_no_neighbours(name: str) -> None:
+async def test_cached_logits_are_those_of_the_window_and_their_bits_ignore_neighbors(name: str) -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPES[name])
         whole = await model.logits(texts(model))
@@ -129,8 +129,8 @@ def recorded(shape: Shape, rows: int, pages: int) -> tuple[Parameters, list[Any]
     return parameters, list(program.entries)
 
 
-def test_weights_are_visited_in_one_order_whatever_the_rows_and_pages() -> None:
-    """That of a forward pass, each once, but for the head, which is the embedding."""
+def test_weights_are_visited_in_one_order_for_any_number_of_rows_and_pages() -> None:
+    """The order is that of a forward pass, each weight once. The head is left out, because it is the embedding."""
     orders = []
     for rows, pages in ((1, 1), (4, 2), (16, 8)):
         parameters, entries = recorded(RAGGED, rows, pages)

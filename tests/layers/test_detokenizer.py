@@ -1,4 +1,4 @@
-"""Text that comes token by token is the text of all tokens, whatever the tokenizer does with neighbours."""
+"""Text that arrives token by token equals the text of all tokens, whatever the tokenizer does with neighbors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def of_words(words: list[str], decoder: Any) -> HuggingFaceTokenizer:
-    """A tokenizer of these words that decodes as `decoder` does; None: with spaces between."""
+    """Return a tokenizer of these words that decodes as `decoder` does; None puts spaces between words."""
     raw = tokenizers.Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[0]))
     if decoder is not None:
         raw.decoder = decoder
@@ -36,7 +36,7 @@ def with_special(tokenizer: HuggingFaceTokenizer) -> HuggingFaceTokenizer:
 MARKED = [f"{mark}{word}" for word in ("", "a", "b", "!", "é") for mark in ("", "\u2581", "\u2581\u2581")]
 MARKED.remove("")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-#: Those that only ever add to the text.
+#: Tokenizers whose later tokens never change earlier text.
 TOKENIZERS: dict[str, Tokenizer] = {
     "bytes": ByteTokenizer(),
     "byte-level BPE": train_bpe([TEXT], 400),
@@ -55,7 +55,7 @@ FALLBACK = of_words([*BYTES, "\u2581a", "b", "\u2581"], decoders.Sequence([
 
 
 def pushed(tokenizer: Tokenizer, ids: list[int], prompt: Sequence[int] = ()) -> list[str]:
-    """What each token finishes, and the end."""
+    """Return the text that each token completes, and the rest at the end."""
     detokenizer = Detokenizer(tokenizer, prompt)
     return [*(detokenizer.push(id) for id in ids), detokenizer.end()]
 
@@ -81,8 +81,8 @@ def test_a_character_comes_with_its_last_byte(tokenizer: Tokenizer, text: str) -
     assert pushed(tokenizer, ids) == [*expected, ""]
 
 
-def test_what_is_whole_in_a_token_comes_with_it() -> None:
-    """Though the token ends in the middle of a character."""
+def test_complete_characters_of_a_token_come_with_it() -> None:
+    """This holds even if the token ends in the middle of a character."""
     tokenizer = TOKENIZERS["byte-level BPE with special tokens"]
     raw = tokenizers.Tokenizer(models.BPE({"a": 0, "\u00c3": 1, "\u00a9": 2, "a\u00c3": 3}, [("a", "\u00c3")]))
     raw.decoder = decoders.ByteLevel()
@@ -104,7 +104,7 @@ def test_bytes_that_never_become_a_character_are_not_kept_for_ever() -> None:
 
 
 def test_long_texts_keep_few_tokens() -> None:
-    """A token costs the same wherever it stands: also among spaces, which show nothing by themselves."""
+    """A token costs the same at any position, also among spaces, which show nothing by themselves."""
     for ids in ([0x20] * 300, [0x80] * 300, [0xF0, 0x9F] * 150, list(TEXT.encode())):
         counts: list[int] = []
         tokenizer = Counting(counts)
@@ -113,7 +113,7 @@ def test_long_texts_keep_few_tokens() -> None:
 
 
 class Counting(ByteTokenizer):
-    """Notes how many tokens it is asked to decode."""
+    """A tokenizer that records how many tokens it is asked to decode."""
 
     def __init__(self, counts: list[int]) -> None:
         self.counts = counts
@@ -123,7 +123,7 @@ class Counting(ByteTokenizer):
         return super().decode(ids)
 
 
-def test_a_row_beyond_the_vocabulary_has_no_text_and_none_below_it_is_an_id() -> None:
+def test_a_row_beyond_the_vocabulary_has_no_text_and_ids_are_not_negative() -> None:
     detokenizer = Detokenizer(ByteTokenizer())
     assert [detokenizer.push(id) for id in (0xE2, 256, 0x82, 50_000, 0xAC)] == ["", "", "", "", "\u20ac"]
     with pytest.raises(ValueError, match="token id -1 is outside"):
@@ -131,22 +131,22 @@ def test_a_row_beyond_the_vocabulary_has_no_text_and_none_below_it_is_an_id() ->
     assert detokenizer.push(0x41) == "A"
 
 
-def test_text_that_a_decoder_would_take_back_stays() -> None:
-    """Decoding bytes together, it makes of them as many replacement characters if one is wrong."""
+def test_text_already_given_out_is_not_taken_back() -> None:
+    """When it decodes bytes together, this decoder turns all of them into replacement characters if one is wrong."""
     ids = [*b"ab", *"\u20ac".encode(), 0xFF, 256, 257]
     assert FALLBACK.decode(ids) == REPLACEMENT * 6 + " ab"
     assert pushed(FALLBACK, ids) == ["a", "b", "", "", "\u20ac", "", REPLACEMENT + " a", "b", ""]
     assert pushed(FALLBACK, ids[:6]) == ["a", "b", "", "", "\u20ac", "", REPLACEMENT]
 
 
-def test_a_text_goes_on_behind_its_prompt() -> None:
-    """With the space that a decoder takes from the beginning of a text."""
+def test_a_text_continues_its_prompt() -> None:
+    """It keeps the space that a decoder removes at the beginning of a text."""
     tokenizer = TOKENIZERS["Metaspace"]
     space_a = MARKED.index("\u2581a")
     assert pushed(tokenizer, [space_a, space_a]) == ["a", " a", ""]
     assert pushed(tokenizer, [space_a, space_a], [space_a]) == [" a", " a", ""]
     assert pushed(tokenizer, [space_a], [10**6, space_a, 10**6]) == [" a", ""]
-    euros = list("\u20ac\u20ac\u20ac".encode())  # of whose last bytes the first may be in the middle of one
+    euros = list("\u20ac\u20ac\u20ac".encode())  # of their last bytes the first may be in the middle of one
     assert pushed(FALLBACK, [*euros[:3], 257], euros) == ["", "", "\u20ac", "b", ""]
     assert pushed(ByteTokenizer(), [0xAC, 0x41], [0xE2, 0x82]) == ["", REPLACEMENT + "A", ""]
 

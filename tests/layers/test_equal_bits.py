@@ -1,7 +1,7 @@
-"""The law of equal bits: where the bytes were changes nothing of a result. And the budgets: the floor, and every one above.
+"""The law of equal bits: the place of bytes changes no result. And budgets: the floor, and every budget above it.
 
-One training with everything resident on `cpu` is the yardstick; each test repeats it under other circumstances and
-compares losses, norms, weights and moments bit for bit. What the numbers should be is tests/reference.
+The yardstick is one training with everything resident on `cpu`. Each test repeats it under other circumstances and compares
+losses, norms, weights and moments bit for bit. tests/reference tests the values themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.laws import law
 from tests.layers.shapes import LIGHT, Shape
 from tests.layers.training import NARROW, RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
 
-#: None of these runs takes more than a second or two; a run that stands still must not take the whole suite with it.
+#: None of these runs takes more than a second or two; a hanging run must not take the whole suite with it.
 PROGRESS_S = 60
 STEPS = 2
 _yardsticks: dict[Shape, Outcome] = {}
@@ -41,7 +41,7 @@ async def yardstick(shape: Shape) -> Outcome:
 
 
 async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -> Outcome:
-    """A run under `cap` ends, stays below it, and gives the yardstick's bits."""
+    """Assert that a run under `cap` ends, stays below it, and gives the yardstick's bits."""
     options = {"device_memory": cap, "prefetch": prefetch}
     async with asyncio.timeout(PROGRESS_S):
         found = await outcome(shape, steps=STEPS, engine_options=options, **more)
@@ -108,7 +108,7 @@ async def test_no_link_rate_changes_a_bit() -> None:
 
 @pytest.mark.parametrize("late", ["_up", "_down"])
 async def test_a_link_that_is_late_in_one_direction_changes_no_bit(late: str) -> None:
-    """Write-backs that lag behind loads, and loads behind write-backs."""
+    """Write-backs lag behind loads, or loads behind write-backs."""
 
     def slow(engine: Engine) -> None:
         getattr(device_of(engine), late).rate = 20_000_000
@@ -130,15 +130,15 @@ async def test_the_exact_floor_is_enough_for_every_shape(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(("trained", "count"), [(NARROW, 7), law(RAGGED, 20)], ids=["small", "ragged"])
-async def test_budgets_between_the_floor_and_all_end_and_agree(trained: Shape, count: int) -> None:
+async def test_every_budget_between_the_floor_and_the_whole_model_ends_and_agrees(trained: Shape, count: int) -> None:
     floor, whole = await floor_of(trained), 2 * trained.config.states_nbytes
     caps = [floor + (whole - floor) * index // (count - 1) for index in range(count)]
     for index, cap in enumerate(caps):
         await check(trained, cap, prefetch=(2, 0, 8, 1)[index % 4], recompute=index % 3 != 0)
 
 
-async def test_everything_else_at_the_floor_too() -> None:
-    """Logits, loss and gradients are programs of their own, in the arena that the step was cut for and in a fresh one."""
+async def test_logits_loss_and_gradients_have_equal_bits_at_the_floor_too() -> None:
+    """Each has a program of its own, in the arena that was divided for the step and in a fresh one."""
     tokens, targets = RAGGED.batch_of_tokens()
     found = []
     for options in ({"device": "cpu"}, {"device": "emulated", "device_memory": await floor_of()}):
@@ -156,7 +156,7 @@ async def test_everything_else_at_the_floor_too() -> None:
     assert found[0] == found[1]
 
 
-async def test_below_the_floor_is_refused_before_any_work(shape: Shape) -> None:
+async def test_a_cap_below_the_floor_is_refused_before_any_work(shape: Shape) -> None:
     floor = await floor_of(shape)
     async with Engine("emulated", device_memory=floor - 1) as engine:
         with pytest.raises(BudgetError, match="device_memory") as caught:
@@ -173,7 +173,7 @@ async def test_below_the_floor_is_refused_before_any_work(shape: Shape) -> None:
 
 @pytest.mark.parametrize("seed", [*range(12), *map(law, range(12, 40))])
 def test_no_program_needs_more_than_the_floor(seed: int) -> None:
-    """Every kind of step and batch fits in what `create` accepts, so nothing is refused after work began."""
+    """Every kind of step and batch fits into what `create` accepts, so nothing is refused after work began."""
     draw = random.Random(seed)
     n_head = draw.randint(1, 5)
     config = GPT2Config(
@@ -191,7 +191,7 @@ def test_no_program_needs_more_than_the_floor(seed: int) -> None:
 
 
 async def test_a_step_above_the_caps_is_refused_before_any_work() -> None:
-    """RAM on cpu, and what is evicted to RAM from a device: known from the recorded step."""
+    """The caps are RAM on cpu, and RAM for evictions below a device; the recorded step tells the need."""
     tokens, targets = RAGGED.batch_of_tokens()
     weights_nbytes = RAGGED.config.states_nbytes // 3
     for options in (

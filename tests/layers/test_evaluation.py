@@ -1,4 +1,4 @@
-"""How well a model does on a text: what a mean is over, and in which units it is told."""
+"""Evaluating a model on a text: the targets that a mean covers, and its units."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ async def model() -> AsyncIterator[GPT2]:
 
 
 def batch(number: int, counted: int = 16) -> tuple[Any, Any]:
-    """(tokens, targets) (2, 8), of which the first `counted` targets count."""
+    """Return (tokens, targets) of shape (2, 8), of which the first `counted` targets count."""
     tokens, targets = np.random.default_rng(number).integers(0, 300, (2, 2, 8))
     targets.reshape(-1)[counted:] = -100
     return tokens, targets
 
 
-async def test_each_target_counts_as_much_as_any_other_whatever_batch_it_stands_in(model: GPT2) -> None:
+async def test_every_target_has_the_same_weight_in_any_batch(model: GPT2) -> None:
     batches = [batch(1), batch(2, counted=3), batch(3, counted=9)]
     found = await evaluate(model, batches)
     whole = await model.loss(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
@@ -40,7 +40,7 @@ async def test_each_target_counts_as_much_as_any_other_whatever_batch_it_stands_
     assert found.perplexity == pytest.approx(math.exp(found.loss)) and found.bits_per_byte is None
 
 
-async def test_bits_a_byte_do_not_depend_on_how_long_tokens_are(model: GPT2) -> None:
+async def test_bits_per_byte_do_not_depend_on_the_length_of_tokens(model: GPT2) -> None:
     found = await evaluate(model, [batch(1)], bytes_per_token=4.0)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) / 4)
 
@@ -55,7 +55,7 @@ def test_a_token_stands_for_the_bytes_of_its_text() -> None:
     assert mean_bytes(train_bpe([text], 290), []) is None
 
 
-async def test_what_progress_raises_ends_it_and_the_model_goes_on(model: GPT2) -> None:
+async def test_an_error_in_progress_ends_evaluation_and_the_model_goes_on(model: GPT2) -> None:
     seen = []
 
     def stop(done: int) -> None:

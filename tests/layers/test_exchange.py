@@ -1,4 +1,4 @@
-"""A model folder that cannot be one is refused by a sentence that names the file, in time and memory of its size."""
+"""A folder that cannot be a model is refused by a sentence that names the file, in time and memory of its size."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_damage_is_one_sentence_that_names_the_file(folder: Path, damage: Damage
     ("model.safetensors", "longer than its header says"),
     ("config.json", "config.json: it has 1.00 TiB, expected at most 4.00 MiB"),
 ])  # fmt: skip
-def test_a_long_file_is_not_read_to_say_that_its_checksum_is_another(folder: Path, name: str, sentence: str) -> None:
+def test_a_long_file_is_not_read_only_to_compare_its_checksum(folder: Path, name: str, sentence: str) -> None:
     sums = {name: checksum(folder / name) for name in ("config.json", "model.safetensors")}
     (folder / CHECKSUMS).write_text(json.dumps(checksum_record(sums)))
     Pretrained(folder).__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Batches from a caller's iterable, whose loop may end while one is on its way. Runs with an engine are in test_trainer.py."""
+"""Batches from a caller's iterable, whose loop may end while a batch is on its way. test_trainer.py tests runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asynctile.layers.feed import Feed
 
 
 def numbers(gate: threading.Event) -> Iterator[int]:
-    """1 behind the gate, then 2."""
+    """Yield 1 once the gate is open, then 2."""
     gate.wait(10)
     yield 1
     yield 2
@@ -27,7 +27,7 @@ async def cancelled_take(feed: Feed) -> None:
         await task
 
 
-async def test_an_item_that_nobody_waits_for_any_more_is_the_next() -> None:
+async def test_an_item_whose_waiter_is_gone_is_the_next_item() -> None:
     gate = threading.Event()
     feed = Feed(numbers(gate))
     for _ in range(3):
@@ -39,7 +39,7 @@ async def test_an_item_that_nobody_waits_for_any_more_is_the_next() -> None:
     feed.close()
 
 
-def test_an_item_that_comes_after_the_loop_has_ended_is_the_next_of_another_loop(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_item_that_arrives_after_its_loop_ended_goes_to_the_next_loop(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     feed = Feed(numbers(gate))
     with caplog.at_level(logging.DEBUG):

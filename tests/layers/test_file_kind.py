@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, and that it is said where text was expected."""
+"""The kind of a file by its first bytes, and its name in messages where text was expected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452")
     (b"ab\0cd", r"binary \(byte 2 is zero\)", "name a text file"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.jsonl"])
-def test_a_file_that_is_no_text_is_refused_by_what_it_is(tmp_path: Path, name: str, content: bytes, what: str,
+def test_a_file_that_is_not_text_is_refused_by_its_kind(tmp_path: Path, name: str, content: bytes, what: str,
                                                          way_out: str) -> None:  # fmt: skip
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"^data {tmp_path / name} is {what}, expected text; .*{way_out}"):
@@ -54,10 +54,10 @@ def test_a_file_that_is_no_text_is_refused_by_what_it_is(tmp_path: Path, name: s
 
 
 @given(st.text(st.characters(exclude_characters="\0")))
-def test_any_text_in_utf8_without_zeros_is_text(text: str) -> None:
+def test_any_utf8_text_without_zeros_is_text(text: str) -> None:
     assert kind_of(text.encode("utf-8", "replace")) is None
 
 
-def test_letters_that_a_binary_file_may_begin_with_are_text() -> None:
+def test_letters_that_may_begin_a_binary_file_are_text() -> None:
     for content in (b"PAR1 of the course", b"GIF89 is a format", b"RIFF", b"BZh is bzip2's", b"PK and more", b""):
         assert kind_of(content) is None

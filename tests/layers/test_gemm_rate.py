@@ -1,6 +1,6 @@
-"""The rate that a trainer's speed is judged by: where it is measured, that it moves nothing, and that no result depends on it.
+"""The rate that a trainer's speed is judged by: when it is measured, that it evicts nothing, and that no result depends on it.
 
-What a probe uses of an engine is tests/measure/test_rates.py.
+tests/measure/test_rates.py tests the memory that a probe uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def batch(step: int) -> Any:
 
 
 async def trained(engine: Engine, *, measured: bool) -> tuple[list[float], dict[str, bytes]]:
-    """Losses and weights of a few steps, with the rate measured before the first and between two, or not at all."""
+    """Return losses and weights of a few steps, with the rate measured before the first and between two, or never."""
     trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW(lr=1e-3))
     losses = []
     for step in range(5):
@@ -42,7 +42,7 @@ async def trained(engine: Engine, *, measured: bool) -> tuple[list[float], dict[
 
 
 @pytest.mark.parametrize("options", DEVICES.values(), ids=DEVICES)
-async def test_no_result_depends_on_it(options: dict[str, Any]) -> None:
+async def test_no_result_depends_on_the_rate(options: dict[str, Any]) -> None:
     found = []
     for measured in (False, True):
         async with Engine(**options) as engine:
@@ -51,13 +51,13 @@ async def test_no_result_depends_on_it(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", DEVICES.values(), ids=DEVICES)
-async def test_it_moves_nothing_and_gives_back_what_it_took(options: dict[str, Any]) -> None:
+async def test_the_probe_moves_nothing_and_gives_its_memory_back(options: dict[str, Any]) -> None:
     def moved(now: Statistics) -> tuple[int, ...]:
         return now.uploaded_bytes, now.downloaded_bytes, now.host_used_bytes, now.device_used_bytes
 
     async with Engine(**options) as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW(lr=1e-3))
-        await trainer.gemm_rate(4, 16)  # the arena is cut for its steps
+        await trainer.gemm_rate(4, 16)  # the arena is divided for its steps
         before = moved(engine.statistics())
         rate = await trainer.gemm_rate(4, 16)
         assert rate is not None and np.isfinite(rate) and rate > 0
@@ -66,7 +66,7 @@ async def test_it_moves_nothing_and_gives_back_what_it_took(options: dict[str, A
         assert engine.statistics().host_peak_bytes <= 64 << 20
 
 
-async def test_products_are_large_although_the_tiles_of_a_small_model_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_products_are_large_even_if_the_tiles_of_a_small_model_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[int, ...]] = set()
     async with Engine("cpu", host_memory="64MiB") as engine:
         launch = device_of(engine).launch
@@ -82,16 +82,16 @@ async def test_products_are_large_although_the_tiles_of_a_small_model_are_not(mo
     assert seen == {(rates.CORE_GEMM_EDGE, rates.CORE_GEMM_EDGE)}
 
 
-async def test_it_is_not_known_where_a_probe_would_push_tiles_out(tmp_path: Path) -> None:
+async def test_the_rate_stays_unknown_where_a_probe_would_evict_tiles(tmp_path: Path) -> None:
     async with Engine("cpu", host_memory="640KiB", spill=tmp_path) as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1))
         assert await trainer.gemm_rate(4, 16) is None
-        before = engine.statistics().spill_written_bytes  # the arena was cut
+        before = engine.statistics().spill_written_bytes  # the arena was divided
         assert await trainer.gemm_rate(4, 16) is None
         assert engine.statistics().spill_written_bytes == before
         assert (await trainer.step(*batch(0))).step == 1
 
 
 def test_the_models_arithmetic_is_counted_as_usual() -> None:
-    """124M parameters of which 1024 x 768 are of positions; 12 layers, 768 columns."""
+    """124M parameters, of which 1024 x 768 are positions; 12 layers, 768 columns."""
     assert GPT2Config.named("gpt2").flops_per_token(1024) == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024

@@ -1,6 +1,6 @@
-"""What `Model.generate` writes: by a seed, the likeliest, beyond block_size, and what it refuses.
+"""The texts of `Model.generate`: by a seed, the likeliest, beyond block_size; and what it refuses.
 
-Texts that are served are test_server.py, choices test_sampling.py, other programs' text tests/reference/test_generate.py.
+test_server.py tests served texts, test_sampling.py choices, tests/reference/test_generate.py the texts of other programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def test_generation_is_reproducible_by_its_seed() -> None:
 
 
 async def test_temperature_zero_and_top_1_take_the_likeliest_also_beyond_block_size() -> None:
-    """More tokens than block_size: the window slides."""
+    """With more tokens than block_size the window slides."""
     count = 2 * CONFIG.block_size
     async with Engine("cpu") as engine:
         model = await lively(engine, SMALL)
@@ -46,7 +46,7 @@ async def test_temperature_zero_and_top_1_take_the_likeliest_also_beyond_block_s
     assert greedy == ids[1:]
 
 
-async def test_a_high_penalty_repeats_nothing_of_prompt_and_text_and_narrow_choices_are_the_likeliest() -> None:
+async def test_a_high_penalty_repeats_nothing_and_narrow_choices_are_the_likeliest() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SMALL)
         greedy = await tokens_of(model, [4], max_new_tokens=5, temperature=0)
@@ -59,7 +59,7 @@ async def test_a_high_penalty_repeats_nothing_of_prompt_and_text_and_narrow_choi
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 1000])
-async def test_a_prompt_longer_than_the_window_goes_on_as_its_last_block_size_tokens_do(more: int) -> None:
+async def test_a_prompt_longer_than_the_window_continues_like_its_last_block_size_tokens(more: int) -> None:
     length = CONFIG.block_size + more
     prompt = np.random.default_rng(1).integers(0, CONFIG.vocab_size, length).tolist()
     settings: Arguments = {"max_new_tokens": 3, "temperature": 0}

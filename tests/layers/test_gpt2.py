@@ -1,7 +1,7 @@
-"""GPT2 as a caller meets it: what it refuses and in which words, what does not depend on the tile, names.
+"""GPT2 as a caller meets it: refusals and their wording, independence of the tile, names.
 
-Values are tests/reference, files from elsewhere tests/reference/test_transformers.py, the trainer test_trainer.py, generation
-test_generation.py.
+tests/reference tests values, tests/reference/test_transformers.py files from elsewhere, test_trainer.py the trainer,
+test_generation.py generation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Arguments = dict[str, Any]
 
 
 def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
-    """It fits on one line and names what it should: the value, what was expected, the way out."""
+    """Assert that the message fits on one line and names the value, the expected values and the remedy."""
     text = str(error.value)
     assert "\n" not in text
     for part in parts:
@@ -116,7 +116,7 @@ async def test_wrong_targets_are_refused() -> None:
         assert engine.statistics().operations == 0
 
 
-async def test_every_integer_dtype_and_lists_are_the_same_tokens() -> None:
+async def test_lists_and_every_integer_dtype_give_the_same_tokens() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SMALL)
         expected = await model.logits(TOKENS)

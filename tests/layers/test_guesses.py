@@ -1,4 +1,4 @@
-"""Usual guesses, answered with the right name, and what must not notice: hasattr, copies, pickles, signatures, generators."""
+"""Usual guesses, answered with the right name; hasattr, copies, pickles, signatures and generators must not notice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_guess_is_answered_with_the_right_name() -> None:
             assert "\n" not in str(caught.value)
 
 
-def test_what_is_guessed_is_not_there_and_what_is_answered_is() -> None:
+def test_guessed_names_do_not_exist_and_suggested_names_do() -> None:
     for name, names in ATTRIBUTES.items():
         assert not [guess for guess in names if hasattr(CLASSES[name], guess)]
     for name, methods in ARGUMENTS.items():
@@ -52,7 +52,7 @@ def test_what_is_guessed_is_not_there_and_what_is_answered_is() -> None:
             assert not names.keys() & there and {meant.partition("=")[0] for meant in names.values()} <= there.keys()
 
 
-async def test_nothing_else_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copies_pickles_and_inspection_do_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(inspect.signature(AdamW)).startswith("(lr: 'float' = 0.0003") and AdamW.__init__.__name__ == "__init__"
     for one in (AdamW(lr=0.5), GPT2Config(n_layer=2)):
         assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == copy.copy(one) == replace(one) == one
@@ -69,7 +69,7 @@ async def test_nothing_else_notices(monkeypatch: pytest.MonkeyPatch) -> None:
             _ = trainer.step_count
 
 
-async def test_a_text_is_an_async_generator_like_any() -> None:
+async def test_a_text_is_an_ordinary_async_generator() -> None:
     async with Engine("cpu") as engine:
         model = (await trainer_on(engine)).model
         async with aclosing(model.generate([1], max_new_tokens=3, seed=1)) as text:

@@ -1,4 +1,4 @@
-"""recompute="auto" on an engine: what it keeps under which caps, equal bits, and that nothing is refused for it."""
+"""recompute="auto" on an engine: the parts kept under each cap, equal bits, and that keeping never causes a refusal."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from asynctile.storage.demand import Demand
 from tests.layers.shapes import shape
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, moments_of
 
-#: Three blocks, and a vocabulary that makes the head one more to keep: 0 to 4 parts.
+#: Three blocks, and a vocabulary that makes the head one more part to keep: 0 to 4 parts.
 DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=3)
 PARTS = parts_of(DEEP.config)
 STATES = DEEP.config.states_nbytes
-#: What bounds the memory that is computed in.
+#: The option that limits the memory in which a device computes.
 CAP = {"cpu": "host_memory", "emulated": "device_memory"}
 _yardsticks: dict[float | None, Tensors] = {}
 
 
 @cache
 def program(kept: int, kind: str = "step") -> tuple[int, Demand]:
-    """How many operations it has, and what it demands, if so many parts keep their activations."""
+    """Return the operations and the demand of the program in which that many parts keep their activations."""
     parameters = DEEP.parameters()
     found = record(kind, parameters, parameters.tiling.rows(DEEP.batch, DEEP.length, DEEP.micro_batches), kept=kept)
     return sum(1 for _ in found.operations()), demand_of([found], parameters.states())
 
 
 NBYTES = [program(kept)[1].resident_nbytes for kept in range(PARTS + 1)]
-#: By the operations of a step.
+#: The number of kept parts, by the operations of a step.
 KEPT = {program(kept, kind)[0]: kept for kept in range(PARTS + 1) for kind in ("step", "step_clipped")}
-#: Of another model that is not trained.
+#: The demand of another model that is not trained.
 OTHER = demand_of([], (tile for item in DEEP.parameters().values() for tile in item.weights.values())).resident_nbytes
 
 
 async def step_on(trainer: Trainer, number: int = 1) -> int:
-    """Do a step; how many parts have kept their activations in it, told by the number of its operations."""
+    """Do a step; return how many parts kept their activations, told from the number of its operations."""
     before = trainer.model.engine.statistics().operations
     await trainer.step(*DEEP.batch_of_tokens(number))
     return KEPT[trainer.model.engine.statistics().operations - before]
@@ -64,7 +64,7 @@ async def training(device: str, **caps: Any) -> AsyncIterator[Trainer]:
 
 
 async def course(engine: Any, **options: Any) -> tuple[list[int], Tensors]:
-    """How much is kept in each of two steps, and every weight and moment behind them."""
+    """Return the number of kept parts in each of two steps, and every weight and moment after them."""
     trainer = await trainer_on(engine, **options)
     kept = [await step_on(trainer, number) for number in (1, 2)]
     return kept, await trainer.model.state_dict() | await moments_of(trainer)
@@ -77,7 +77,7 @@ async def yardstick(clip_norm: float | None) -> Tensors:
     return _yardsticks[clip_norm]
 
 
-def test_the_operations_tell_how_much_is_kept() -> None:
+def test_the_number_of_operations_tells_how_many_parts_are_kept() -> None:
     assert sorted(KEPT.values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert sorted(set(NBYTES)) == NBYTES
 
@@ -85,7 +85,7 @@ def test_the_operations_tell_how_much_is_kept() -> None:
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
 @pytest.mark.parametrize("kept", range(PARTS + 1))
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_as_much_is_kept_as_stays_on_the_device_and_no_bit_depends_on_it(
+async def test_as_many_parts_are_kept_as_fit_on_the_device_and_no_bit_depends_on_it(
     device: str, kept: int, clip_norm: float | None
 ) -> None:
     nbytes = program(kept, "step" if clip_norm is None else "step_clipped")[1].resident_nbytes
@@ -95,13 +95,13 @@ async def test_as_much_is_kept_as_stays_on_the_device_and_no_bit_depends_on_it(
     assert_same_tensors(states, await yardstick(clip_norm))
 
 
-async def test_where_tiles_have_to_move_nothing_is_kept() -> None:
+async def test_nothing_is_kept_where_tiles_have_to_move() -> None:
     for nbytes in (NBYTES[0] - 1, STATES // 3):
         async with training("emulated", device_memory=nbytes) as trainer:
             assert await step_on(trainer) == 0
 
 
-async def test_ram_below_a_device_must_hold_it_as_well() -> None:
+async def test_ram_below_a_device_must_hold_kept_activations_as_well() -> None:
     async with training("emulated", device_memory=2 * NBYTES[-1], host_memory=NBYTES[2]) as trainer:
         assert await step_on(trainer) == 2
 
@@ -119,7 +119,7 @@ async def test_nothing_is_kept_that_would_go_to_the_disk(device: str, tmp_path: 
         assert trainer.model.engine.statistics().spill_written_bytes == 0
 
 
-async def test_gradients_choose_for_themselves() -> None:
+async def test_gradients_choose_separately() -> None:
     nbytes = program(2, "gradients")[1].resident_nbytes
     assert NBYTES[1] <= nbytes < NBYTES[2], "a step has more inputs"
     async with training("cpu", host_memory=nbytes) as trainer:
@@ -130,14 +130,14 @@ async def test_gradients_choose_for_themselves() -> None:
     assert all(expected[name].tobytes() == value.tobytes() for name, value in again.items())
 
 
-async def test_what_stands_of_another_model_comes_first() -> None:
+async def test_tiles_of_another_model_come_first() -> None:
     async with Engine("cpu", host_memory=NBYTES[3] + OTHER) as engine:
         await lively(engine, DEEP, seed=2)
         assert await step_on(await trainer_on(engine)) == 3
 
 
-async def test_a_model_that_comes_later_takes_the_room_of_activations() -> None:
-    """On RAM alone, where a step that keeps as before would be refused; then the choice stays."""
+async def test_a_model_made_later_takes_the_room_of_activations() -> None:
+    """This happens in RAM, where a step that kept as much as before would be refused; the new choice then stays."""
     async with training("cpu", host_memory=NBYTES[2] + OTHER) as trainer:
         assert await step_on(trainer) == PARTS
         other = await lively(trainer.model.engine, DEEP, seed=2)
@@ -152,7 +152,7 @@ async def test_a_model_that_comes_later_takes_the_room_of_activations() -> None:
     assert all(again[name].tobytes() == value.tobytes() for name, value in found.items())
 
 
-async def test_a_step_that_fits_no_way_is_refused_by_what_it_needs_at_least() -> None:
+async def test_a_step_that_fits_in_no_way_is_refused_with_its_least_need() -> None:
     async with training("cpu", host_memory=NBYTES[0] - 1) as trainer:
         with pytest.raises(BudgetError) as caught:
             await trainer.step(*DEEP.batch_of_tokens())
@@ -161,7 +161,7 @@ async def test_a_step_that_fits_no_way_is_refused_by_what_it_needs_at_least() ->
 
 
 async def test_ram_that_is_lent_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a save, say: the step chooses as if it were there, and waits for it."""
+    """A save may have borrowed it. The step chooses as if the RAM were there, and waits for it."""
     async with training("cpu", host_memory=NBYTES[-1]) as trainer:
         engine = trainer.model.engine
         reserve = runtime_of(engine).reserve
@@ -180,7 +180,7 @@ async def test_ram_that_is_lent_changes_no_choice(monkeypatch: pytest.MonkeyPatc
         assert [await step_on(trainer, number) for number in (1, 2)] == [PARTS, PARTS]
 
 
-async def test_shares_choose_by_their_own_caps_and_the_engine_by_what_is_left() -> None:
+async def test_shares_choose_by_their_own_caps_and_the_engine_by_the_rest() -> None:
     async with Engine("cpu", host_memory=NBYTES[1] + NBYTES[3]) as engine:
         own = await trainer_on(engine)
         async with engine.share(host_memory=NBYTES[3]) as part:
@@ -189,7 +189,7 @@ async def test_shares_choose_by_their_own_caps_and_the_engine_by_what_is_left() 
         assert await step_on(own, 2) == PARTS
 
 
-async def test_updates_are_placed_for_the_program_that_was_chosen() -> None:
+async def test_updates_are_placed_for_the_chosen_program() -> None:
     async with Engine("emulated", device_memory=NBYTES[2]) as engine:
         assert await step_on(await trainer_on(engine, update="auto")) == 2
 
@@ -207,7 +207,7 @@ def test_a_plan_keeps_what_a_run_keeps(device: str, kept: int) -> None:
         assert plan_step(DEEP.config, DEEP.work(recompute=False), Machine(device=device)).floor_bytes == NBYTES[-1]
 
 
-async def test_true_and_false_look_at_no_caps() -> None:
+async def test_true_and_false_ignore_the_caps() -> None:
     async with Engine("emulated", device_memory=STATES // 3) as engine:
         assert await step_on(await trainer_on(engine, recompute=False)) == PARTS
     async with Engine("cpu") as engine:

@@ -1,4 +1,4 @@
-"""What is said of a model by arithmetic is what its tiles are, and saying it takes no memory whatever the size."""
+"""The size of a model by arithmetic equals that of its tiles, and computing it takes no memory whatever the size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.tiling import MOST_TILES, Tiling
 
-#: One of these in a config.json makes a model that no list should be made of.
+#: Each of these in a config.json makes a model so large that no list of its parts should be made.
 HUGE: list[dict[str, Any]] = [
     {"n_layer": 10**9}, {"vocab_size": MOST}, {"block_size": MOST}, {"n_embd": 10**9, "n_head": 1}, {"n_inner": MOST},
     {"n_layer": MOST, "n_embd": MOST, "n_head": 1, "vocab_size": MOST, "block_size": MOST, "n_inner": MOST},
@@ -29,7 +29,7 @@ HUGE: list[dict[str, Any]] = [
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_the_count_is_that_of_the_tensors_and_tiles(data: st.DataObject) -> None:
+def test_the_counts_are_those_of_the_tensors_and_tiles(data: st.DataObject) -> None:
     heads = data.draw(st.sampled_from([1, 2, 3]))
     config = GPT2Config(
         n_layer=data.draw(st.integers(1, 3)), n_head=heads, n_embd=heads * data.draw(st.integers(1, 40)),
@@ -40,7 +40,7 @@ def test_the_count_is_that_of_the_tensors_and_tiles(data: st.DataObject) -> None
     parameters = Parameters(config, tiling)
     assert tensor_count(config) == len(parameters)
     assert list(shapes(config)) == [(name, parameter.shape) for name, parameter in parameters.items()]
-    # Parts rounded to whole cache lines may be fewer.
+    # There may be fewer parts after rounding to whole cache lines.
     assert tiling.count >= sum(len(parameter.weights) for parameter in parameters.values()) > tiling.count // 2
 
 
@@ -59,7 +59,7 @@ def within(nbytes: int) -> Any:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("changes", HUGE, ids=str)
-async def test_a_model_without_end_is_refused_before_lists_are_made_of_it(changes: dict[str, Any]) -> None:
+async def test_an_absurdly_large_model_is_refused_before_lists_are_made_of_it(changes: dict[str, Any]) -> None:
     config = GPT2Config(**{"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256, "block_size": 32, **changes})
     async with Engine("cpu") as engine:
         with within(1 << 20):
@@ -84,6 +84,6 @@ async def test_a_model_that_fits_nowhere_is_refused_before_its_tiles_are_made(tm
         assert engine.statistics().operations == 0
 
 
-def test_a_large_model_that_is_sane_can_be_described() -> None:
+def test_a_large_but_sane_model_can_be_described() -> None:
     config = GPT2Config(n_layer=96, n_head=96, n_embd=12288, block_size=2048)  # 175 billion parameters
     assert 600_000 < Tiling(config).count < MOST_TILES

@@ -1,4 +1,4 @@
-"""The bar of a run: in a notebook's kernel that has tqdm, and nowhere else. The notebook and tqdm are stand-ins."""
+"""The progress bar of a run: in a notebook's kernel that has tqdm, and nowhere else. Notebook and tqdm are stand-ins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OfATerminal = type("TerminalInteractiveShell", (), {})
 
 
 class Tqdm:
-    """What of tqdm's bar is used. made: all of a test."""
+    """The part of tqdm's bar that is used. made: all bars of a test."""
 
     made: list[Tqdm]
 
@@ -43,7 +43,7 @@ class WithoutWidgets(Tqdm):
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this process look like a notebook with that shell and that tqdm."""
+    """Return a function that makes this process look like a notebook with that shell and that tqdm."""
     Tqdm.made = []
 
     def of(shell: type | None, tqdm: type | None = Tqdm) -> None:
@@ -56,7 +56,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def steps_of(batches: Any, steps: int | None, losses: list[Any]) -> Steps:
-    """A run whose steps have these losses; an error among them is raised."""
+    """Return a run whose steps have these losses; an error among them is raised."""
     life: Any = SimpleNamespace(dependents=set(), check_process=lambda: None)
 
     async def step(counted: Callable[[], None], *_: Any) -> Any:
@@ -86,7 +86,7 @@ async def test_a_notebook_shows_a_bar_with_the_loss_from_the_first_step_to_the_l
     assert (bar.total, bar.count, bar.words, bar.is_closed) == (3, 3, "loss 1.2500", True)
 
 
-async def test_where_batches_end_so_does_the_bar_and_a_cancelled_run_goes_on_with_it(notebook: Callable[..., None]) -> None:
+async def test_the_bar_ends_with_the_batches_and_continues_after_a_cancelled_run(notebook: Callable[..., None]) -> None:
     notebook(Kernel)
     run = steps_of([(0, 0)] * 2, None, [2.0, asyncio.CancelledError(), 1.0])
     await anext(run)
@@ -99,13 +99,13 @@ async def test_where_batches_end_so_does_the_bar_and_a_cancelled_run_goes_on_wit
 
 
 @pytest.mark.parametrize(("shell", "tqdm"), [(None, Tqdm), (OfATerminal, Tqdm), (Kernel, None), (Kernel, WithoutWidgets)])
-async def test_elsewhere_there_is_none(notebook: Callable[..., None], shell: type | None, tqdm: type | None) -> None:
+async def test_outside_a_notebook_there_is_no_bar(notebook: Callable[..., None], shell: type | None, tqdm: type | None) -> None:
     notebook(shell, tqdm)
     assert [report.loss async for report in steps_of(endless(), 2, [2.0, 1.5])] == [2.0, 1.5]
     assert not Tqdm.made
 
 
-async def test_who_sets_tqdm_disable_sees_none(notebook: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tqdm_disable_hides_the_bar(notebook: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     notebook(Kernel)
     monkeypatch.setenv("TQDM_DISABLE", "1")
     assert [report.loss async for report in steps_of(endless(), 1, [2.0])] == [2.0] and not Tqdm.made

@@ -11,7 +11,7 @@ import pytest
 from asynctile.layers.optimizer import AdamW
 
 
-def test_constant_without_a_schedule() -> None:
+def test_without_a_schedule_the_rate_is_constant() -> None:
     assert {AdamW(lr=1e-3).rate(step) for step in (1, 2, 10**6)} == {1e-3}
 
 
@@ -23,7 +23,7 @@ def test_warm_up_then_cosine() -> None:
     assert optimizer.rate(110) == optimizer.rate(500) == 0.1
 
 
-def test_warm_up_then_a_straight_line() -> None:
+def test_warm_up_then_linear() -> None:
     optimizer = AdamW(lr=1.0, warmup=10, decay_steps=110, min_lr=0.1, decay="linear")
     assert [optimizer.rate(step) for step in (1, 10, 11, 35, 60)] == pytest.approx([0.1, 1.0, 0.991, 0.775, 0.55])
     assert optimizer.rate(110) == optimizer.rate(500) == 0.1

@@ -1,6 +1,6 @@
-"""A vocabulary of any size on a grain with a pitch: what products see, and that padding changes nothing and never gets out.
+"""A vocabulary of any size on a grain with a pitch: what products see, and that padding changes nothing and stays inside.
 
-Kernels with NaN in the padding are in tests/kernels; trainings on a GPU, all of which are padded, in test_cuda.py.
+tests/kernels tests kernels with NaN in the padding, test_cuda.py trainings on a GPU, all of which are padded.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ WTE = "transformer.wte.weight"
 
 
 def edges(product: Operation) -> set[int]:
-    """Rows, columns and inner size of a product, and how far apart the rows of its matrices are."""
+    """Return the rows, columns and inner size of a product, and the distances between rows of its matrices."""
     return {edge for tile in product.operands for edge in tile.shape}
 
 
 class Spoiling(Interpreter):
-    """Puts a large number into the padding of what a verb is given that is told how much padding there is."""
+    """An interpreter that puts a large number into the padding of each tile whose verb is told the amount of padding."""
 
     def __init__(self, arrays: dict[Tile, Any], cut: Split) -> None:
         super().__init__(arrays)
@@ -79,7 +79,7 @@ def test_no_product_of_a_published_model_on_a_gpu_has_an_odd_edge(name: str, til
     assert any(part.shape[0] % 2 for part in fine[WTE].weights.values())  # where there is no pitch
 
 
-def test_only_the_last_tile_of_the_vocabulary_is_padded_and_nothing_else() -> None:
+def test_only_the_last_tile_of_the_vocabulary_is_padded() -> None:
     parameters = Parameters(GPT2Config(n_layer=1), Tiling(GPT2Config(n_layer=1), 1000, COARSE), "bf16")
     for name, parameter in parameters.items():
         last = max(parameter.weights)[0]
@@ -98,7 +98,7 @@ def test_only_the_last_tile_of_the_vocabulary_is_padded_and_nothing_else() -> No
     ("tiles of one", "fp32"),
 ])  # fmt: skip
 def test_programs_compute_the_same_with_padding_and_leave_it_zero(name: str, precision: str) -> None:
-    """On the interpreter, where what a verb is to overwrite is NaN first; and padding is spoiled for whoever is told of it."""
+    """The interpreter makes a tile NaN before an overwrite, and spoils the padding for every verb that is told of it."""
     shape = SHAPES[name]
     plain, padded = (Model.create(Parameters(shape.config, Tiling(shape.config, shape.tile, grain), precision), seed=1)
                      for grain in (FINE, PITCHED))  # fmt: skip
@@ -109,7 +109,7 @@ def test_programs_compute_the_same_with_padding_and_leave_it_zero(name: str, pre
     loss, gradients = padded.gradients(tokens, targets, shape.micro_batches)
     assert loss == pytest.approx(plain.loss(tokens, targets), rel=tolerance)
     for tensor, wanted in plain.gradients(tokens, targets, shape.micro_batches)[1].items():
-        if not tensor.endswith("c_attn.bias"):  # that of the keys is nothing but rounding
+        if not tensor.endswith("c_attn.bias"):  # the gradient of the keys' bias is only rounding
             assert distance(gradients[tensor], wanted) < tolerance, tensor
     for step, (kind, on_host) in enumerate((("step", False), ("step_clipped", False), ("step", True)), 1):
         found, wanted = (
@@ -128,13 +128,13 @@ def test_programs_compute_the_same_with_padding_and_leave_it_zero(name: str, pre
 
 @pytest.fixture
 def pitched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's devices, with the pitch of a GPU."""
+    """The devices of the CPU, with the pitch of a GPU."""
     monkeypatch.setattr(WorkerDevice, "grain", PITCHED)
 
 
 @pytest.mark.usefixtures("pitched")
 @pytest.mark.parametrize("update", ["device", "host"])
-async def test_trainings_are_equal_under_caps_with_padding_too(update: str) -> None:
+async def test_trainings_under_caps_have_equal_bits_with_padding_too(update: str) -> None:
     yardstick = await outcome(SMALL, steps=4, device="cpu")
     found = await outcome(SMALL, steps=4, engine_options={"device_memory": SMALL.config.states_nbytes // 2}, update=update)
     assert found.losses == yardstick.losses and found.norms == yardstick.norms

@@ -1,4 +1,4 @@
-"""Numbers of pages: the lowest free ones, ascending, never two to one sequence, and how many a program visits."""
+"""Numbers of pages: the lowest free ones, ascending, never shared by two sequences; and how many a program visits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from asynctile.layers.tiling import Tiling
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-def test_the_lowest_free_numbers_are_given_ascending_and_to_one_at_a_time(most: int, wishes: list[tuple[bool, int]]) -> None:
+def test_the_lowest_free_pages_are_given_in_order_and_to_one_sequence_at_a_time(
+    most: int, wishes: list[tuple[bool, int]]
+) -> None:
     pages, taken, visited = Pages(most), list[tuple[int, ...]](), 0
     for gives_back, count in wishes:
         if gives_back and taken:
@@ -35,7 +37,7 @@ def test_the_lowest_free_numbers_are_given_ascending_and_to_one_at_a_time(most: 
         visited = pages.visited
 
 
-def test_what_is_not_free_is_not_given() -> None:
+def test_pages_that_are_not_free_are_not_given() -> None:
     pages = Pages(3)
     pages.reserve(2)
     with pytest.raises(AssertionError, match="2 pages are wanted, 1 of 3 are free"):
@@ -50,7 +52,7 @@ def test_keys_and_values_of_a_page_are_no_taller_than_a_tile(tile: int, block_si
     assert positions in (tile // 2, block_size, MOST_POSITIONS, 1)
 
 
-def test_a_page_is_a_tile_for_each_layer_and_group_of_heads() -> None:
+def test_a_page_has_a_tile_for_each_layer_and_group_of_heads() -> None:
     config = GPT2Config(n_layer=2, n_head=5, n_embd=40, block_size=50, vocab_size=9)
     cache = KVCache(Parameters(config, Tiling(config, 20)))
     pages = cache.pages(3)

@@ -1,4 +1,4 @@
-"""Parameters: names and shapes of Hugging Face, exact cover by tiles, initial values that no tiling changes."""
+"""Parameters: Hugging Face's names and shapes, exact cover by tiles, initial values that do not depend on tiling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_tiles_cover_each_tensor_once(parameters: Parameters) -> None:
         assert (seen == 1).all(), parameter.name
 
 
-def test_tiles_are_named(parameters: Parameters) -> None:
+def test_tiles_have_names(parameters: Parameters) -> None:
     names = [tile.name for tile in parameters.states()]
     assert len(names) == len(set(names))
     assert {"wte.weight[0,0]", "h.1.mlp.c_fc.weight[0,0].exp_avg", "ln_f.bias[0].exp_avg_sq"} <= set(names)
@@ -73,7 +73,7 @@ def test_initial_values_are_those_of_gpt2() -> None:
 
 
 def test_drawing_takes_few_calls_for_each_block() -> None:
-    """Seconds for the 124 million values of GPT-2 small, which is no time for any of them by itself."""
+    """It takes seconds for the 124 million values of GPT-2 small, so a value alone must cost next to nothing."""
     wte = Parameters(GPT2Config(n_layer=1, vocab_size=2048), Tiling(GPT2Config()))["transformer.wte.weight"]
     _, calls = calls_of(initial_piece, wte, (slice(0, 2048), slice(0, 768)), 0)
     assert calls < 30 * (2048 // BLOCK) * (768 // BLOCK)

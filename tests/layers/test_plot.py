@@ -67,12 +67,12 @@ def test_without_matplotlib_the_same_curves_are_an_svg(metrics, tmp_path, no_mat
 
 
 def heights(path):
-    """Of the texts of a picture, by what they say."""
+    """Return the height of each text of a picture, by the text."""
     return {text.text: float(text.get("y")) for text in ElementTree.parse(path).getroot().iter(f"{SVG}text") if text.get("y")}
 
 
 def test_a_mark_never_sets_the_axis(metrics, tmp_path, no_matplotlib):
-    """Beyond the losses its number says where it is."""
+    """A mark beyond the losses is shown as a number at the border."""
     def polylines(mark):
         path = loss_curve(metrics, tmp_path / "loss.png", bigram_loss=mark)
         return [line.get("points") for line in ElementTree.parse(path).getroot().iter(f"{SVG}polyline")], heights(path)
@@ -98,7 +98,7 @@ def test_a_mark_never_sets_the_axis_of_matplotlib(metrics, tmp_path):
 
 
 @pytest.mark.parametrize("losses", [(2.0, 2.0, 2.0, 2.0), (1.0, 9.0, 1.01, 1.02), (1.0, 9.0, 8.99, 8.98), (1.0, 9.0, 5.0, 5.1)])
-def test_no_number_stands_over_another(losses, tmp_path):
+def test_no_numbers_of_the_axis_overlap(losses, tmp_path):
     low, high, last, mark = losses
     lines = [{"step": 1, "loss": high}, {"step": 2, "loss": low},
              {"step": 2, "validation_loss": low, "validation_perplexity": 2.0},
@@ -154,7 +154,7 @@ def test_metrics_without_a_loss_are_named(tmp_path):
     '{"step": 3, "validation_loss": 1e301}', '{"step": "3", "loss": 1.5}', '{"step": 3, "loss": "low"}',
     '{"step": 3, "loss": [1.5]}', "\xff", "\0" * 100, '{"step": 1' + "0" * 80 + ', "loss": 1.5}',
 ])  # fmt: skip
-def test_lines_that_say_nothing_are_left_out(tmp_path, no_matplotlib, line):
+def test_lines_without_information_are_left_out(tmp_path, no_matplotlib, line):
     whole = [json.dumps({"step": step, "loss": 1.0 + step}) for step in (1, 2)]
     pictures = []
     for lines in (whole, [whole[0], line, whole[1]]):
@@ -183,7 +183,7 @@ def test_every_finite_loss_has_a_place_in_the_picture(tmp_path_factory, losses, 
 
 
 @pytest.mark.timeout(10)
-def test_metrics_that_are_no_lines_are_named(tmp_path):
+def test_metrics_that_are_not_lines_are_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "long").touch()
     os.truncate(tmp_path / "long", 1 << 40)
@@ -192,7 +192,7 @@ def test_metrics_that_are_no_lines_are_named(tmp_path):
             loss_curve(tmp_path / name, tmp_path / "loss.png")
 
 
-def test_the_smoothed_curve_ends_in_a_mean_and_begins_with_the_first_loss(tmp_path):
+def test_the_smoothed_curve_begins_with_the_first_loss_and_ends_in_a_mean(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}, "loss": {5.0 if n == 1 else n % 2}}}\n' for n in range(1, 201)))
     smoothed = read_curves(path, None).smoothed

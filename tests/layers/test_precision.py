@@ -1,6 +1,6 @@
-"""Programs recorded for bf16: which tile has which dtype, what is computed with what, and that the numbers stay near fp32.
+"""Programs recorded for bf16: the dtype of each tile, the dtypes that kernels combine, and that numbers stay near fp32.
 
-The interpreter runs them by the plain verbs. Whole trainings in bf16, through an engine, are test_bf16_training.py.
+The interpreter runs them by the plain verbs. test_bf16_training.py tests whole trainings in bf16 through an engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.layers.shapes import SHAPES, Shape
 from tests.layers.test_record import KEPT
 from tests.layers.test_step import assert_same_bits, determined, distance
 
-#: What kernels are built for, an operand a letter: f float32, b bf16, i int32.
+#: Operand types that kernels are built for, a letter each: f float32, b bf16, i int32.
 ALLOWED = {
     "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
     "attention": "fffff bbbbf", "attention_delta": "fff bbf", "attention_backward": "fffffffff bbbbffbbb",
@@ -45,7 +45,7 @@ ALLOWED = {
     "layernorm_sums": "fffff", "layernorm_whole": "fffff ffffb", "layernorm_whole_backward": "fffffff",
 }  # fmt: skip
 LETTERS = {np.dtype(np.float32): "f", BF16: "b", np.dtype(np.int32): "i"}
-#: Names of the tiles that are bf16, whole; logits are only where a loss is wanted.
+#: Names of the tiles that are bf16, in full; logits only where a loss is wanted.
 NARROW = re.compile(r"""
     .*\.bf16 | h\.\d+\.ln_[12]\[.* | ln_f\[.*
     | h\.\d+\.attn\.(qkv|out|dout|dqkv|dprojected)\[.* | h\.\d+\.mlp\.(hidden|activated|dhidden|dprojected)\[.*
@@ -74,7 +74,7 @@ def recorded(shape: Shape, kind: str, precision: str = "bf16", *, kept: int = 0)
 
 
 def model_of(shape: Shape, precision: str) -> Model:
-    """Larger than a new model, biases not zero: every gradient is then well away from zero."""
+    """Make a model with larger weights than a new one and biases that are not zero, so that no gradient is close to zero."""
     model = Model.create(parameters_of(shape, precision), seed=1)
     random = np.random.default_rng(5)
     model.load({name: 2 * value + 0.05 * random.standard_normal(value.shape, np.float32)
@@ -89,7 +89,7 @@ def outline(program: Program) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", KEPT)
-def test_every_operation_is_one_that_kernels_are_built_for(shape: Shape, kind: str, kept: int) -> None:
+def test_every_operation_has_operand_types_that_kernels_are_built_for(shape: Shape, kind: str, kept: int) -> None:
     for precision in ("fp32", "tf32", "bf16"):
         _, program = recorded(shape, kind, precision, kept=kept)
         for operation in program.operations():
@@ -113,7 +113,7 @@ def test_tf32_records_the_programs_of_fp32(shape: Shape) -> None:
 
 
 def test_bf16_adds_no_operation(shape: Shape) -> None:
-    """The same operations in the same order; some also write a copy in bf16."""
+    """The operations and their order are the same; some also write a copy in bf16."""
     for kind in KINDS:
         wide = [entry.kernel for entry in recorded(shape, kind, "fp32")[1].operations()]
         narrow = [entry.kernel for entry in recorded(shape, kind)[1].operations()]
@@ -133,7 +133,7 @@ def test_only_matrices_have_copies_and_only_in_bf16(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_masters_of_copies_are_touched_by_their_update_alone(shape: Shape, kind: str) -> None:
+def test_only_the_update_touches_the_masters_of_copies(shape: Shape, kind: str) -> None:
     parameters, program = recorded(shape, kind)
     masters = {tile for item in parameters.values() if item.copies for tile in item.weights.values()}
     updated: set[Tile] = set()
@@ -163,14 +163,14 @@ def test_demand_and_simulation_follow_the_dtypes(shape: Shape) -> None:
         demand = demand_of([program], parameters.states())
         traffic = simulate(program, list(parameters.states()), device_memory=demand.floor_nbytes)
         assert traffic.device_peak_nbytes <= demand.floor_nbytes
-        # Every master and moment comes up once at least, and goes down changed.
+        # Every master and moment is uploaded at least once, and written back changed.
         assert traffic.downloaded_nbytes >= shape.config.states_nbytes or demand.resident_nbytes <= demand.floor_nbytes
         found[precision] = sum(tile.nbytes for tile in program.temporaries)
     assert 0.4 < found["bf16"] / found["fp32"] < 0.95
 
 
-def test_losses_logits_and_gradients_are_near_those_of_fp32(shape: Shape) -> None:
-    """bf16 has 8 bits: a rounding is at most 1/256, their sums hold less of it."""
+def test_losses_logits_and_gradients_are_close_to_fp32(shape: Shape) -> None:
+    """bf16 has 8 bits: a rounding is at most 1/256, and sums contain less of it."""
     tokens, targets = shape.batch_of_tokens()
     wide, narrow = model_of(shape, "fp32"), model_of(shape, "bf16")
     (loss, gradients), (found, others) = (model.gradients(tokens, targets, shape.micro_batches) for model in (wide, narrow))
@@ -185,7 +185,7 @@ def test_losses_logits_and_gradients_are_near_those_of_fp32(shape: Shape) -> Non
         assert distance(one, other) < 0.04, name
 
 
-def test_keep_and_recompute_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
+def test_keep_and_recompute_and_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape, "bf16")
     kept, again = (model.gradients(tokens, targets, shape.micro_batches, kept=way) for way in (parts_of(shape.config), 0))
@@ -200,7 +200,7 @@ def test_keep_and_recompute_fused_and_two_phase_are_equal_bit_for_bit(shape: Sha
         assert_same_bits(fused.state(family), clipped.state(family))
 
 
-def test_after_steps_copies_are_the_masters_rounded_and_small_updates_are_not_lost(shape: Shape) -> None:
+def test_after_steps_copies_are_rounded_masters_and_small_updates_are_not_lost(shape: Shape) -> None:
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape, "bf16")
     before = model.state()
@@ -215,7 +215,7 @@ def test_after_steps_copies_are_the_masters_rounded_and_small_updates_are_not_lo
 
 
 @pytest.mark.reference
-def test_gradients_are_as_near_to_fp32_as_pytorchs_in_bf16(shape: Shape) -> None:
+def test_gradients_are_as_close_to_fp32_as_pytorchs_in_bf16(shape: Shape) -> None:
     torch = pytest.importorskip("torch")
     from tests.reference_gpt2 import ReferenceGPT2
 

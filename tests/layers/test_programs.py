@@ -1,4 +1,4 @@
-"""Which programs of a model are kept, and what ends with one that is not: its demand, and on a GPU its graphs."""
+"""The programs of a model that are kept, and what ends with a dropped one: its demand, and on a GPU its graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_length(length: int) -> Program:
     return program
 
 
-def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recently_used_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "PROGRAMS", 6)
     kept, made = Programs(), []
 
@@ -40,7 +40,7 @@ def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [*range(9), 1]
 
 
-def test_long_ones_are_fewer_but_a_training_keeps_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_long_programs_are_kept_but_always_those_that_a_training_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "ENTRIES", 100)
     kept = Programs()
     for key in range(30):
@@ -51,7 +51,7 @@ def test_long_ones_are_fewer_but_a_training_keeps_what_it_needs(monkeypatch: pyt
     assert len(kept) == FEW
 
 
-async def test_what_is_kept_needs_no_thread_and_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keeping_a_program_needs_no_thread_and_counts_as_use(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Any] = []
     ((tokens, targets),) = batches_of(SMALL, 1)
     async with Engine("cpu") as engine:
@@ -69,7 +69,7 @@ async def test_what_is_kept_needs_no_thread_and_counts_as_used(monkeypatch: pyte
         assert (await model.logits(tokens) == logits).all()
         assert await model.loss(tokens, targets) == loss
         await model.logits(tokens)
-        await model.logits(tokens[:1])  # a third program: the loss, which is unused for longest, goes
+        await model.logits(tokens[:1])  # a third program evicts the least recently used, which is that of the loss
         assert len(computed) == 3
         await model.logits(tokens)
         assert len(computed) == 3
@@ -77,10 +77,10 @@ async def test_what_is_kept_needs_no_thread_and_counts_as_used(monkeypatch: pyte
         assert len(computed) == 4
 
 
-async def test_a_program_that_is_dropped_while_it_runs_ends_well_and_then_all_of_it_goes(
+async def test_a_program_dropped_while_it_runs_ends_well_and_then_goes_completely(
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also once it runs as graphs."""
+    """The same holds once it runs as graphs."""
     batches = batches_of(SMALL, 4)
     async with Engine("cuda:0") as engine:
         plain = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)

@@ -1,4 +1,4 @@
-"""Tokens that nanoGPT has written: opened where they are, checked, remembered, and found again or found changed."""
+"""Tokens written by nanoGPT: opened in place, checked, remembered, and recognized later if unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, trai
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """As nanoGPT's prepare.py does it."""
+    """A file of tokens, written as nanoGPT's prepare.py does it."""
     ids = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="w+", shape=(1000,))
     ids[:] = np.arange(1000) % 256
     ids.flush()
     return tmp_path / "train.bin"
 
 
-def test_the_file_is_used_where_it_is(path: Path, tmp_path: Path) -> None:
+def test_the_file_is_used_in_place(path: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     source = open_source(path)
     assert (source.is_text, source.note, source.nbytes) == (False, None, 2000)
@@ -54,7 +54,7 @@ def written_again(path: Path) -> None:
     (written_again, "has changed since .*: it has 2000 bytes, .*; restore the old file, or start another run"),
     (os.remove, "cannot be read: No such file or directory"),
 ])  # fmt: skip
-def test_a_file_that_changed_since_is_named(path: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str) -> None:
+def test_a_file_that_has_changed_is_named(path: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str) -> None:
     open_source(path).tokens(ByteTokenizer(), tmp_path / "tokens")
     change(path)
     with pytest.raises(ValueError, match=rf"token file {path} {sentence}"):
@@ -62,7 +62,7 @@ def test_a_file_that_changed_since_is_named(path: Path, tmp_path: Path, change: 
 
 
 @pytest.mark.parametrize("wrong", [None, "x", -1, 10**99, True, [1]])
-def test_a_record_whose_time_is_damaged_is_told_like_a_change(path: Path, tmp_path: Path, wrong: object) -> None:
+def test_a_record_with_a_damaged_time_is_reported_like_a_change(path: Path, tmp_path: Path, wrong: object) -> None:
     open_source(path).tokens(ByteTokenizer(), tmp_path / "tokens")
     record = json.loads((tmp_path / "tokens" / "tokens.json").read_text())
     (tmp_path / "tokens" / "tokens.json").write_text(json.dumps(record | {"mtime_ns": wrong}))
@@ -72,7 +72,7 @@ def test_a_record_whose_time_is_damaged_is_told_like_a_change(path: Path, tmp_pa
 
 
 @pytest.mark.parametrize("place", [0, 6, 7, 999])
-def test_an_id_that_the_tokenizer_has_not_is_named_with_its_place(path: Path, tmp_path: Path, place: int,
+def test_an_id_outside_the_tokenizers_vocabulary_is_named_with_its_position(path: Path, tmp_path: Path, place: int,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_tokens, "_PIECE", 7)
     ids = np.fromfile(path, np.uint16)
@@ -83,7 +83,7 @@ def test_an_id_that_the_tokenizer_has_not_is_named_with_its_place(path: Path, tm
     assert not (tmp_path / "tokens").exists()
 
 
-def test_a_tokenizer_with_more_ids_than_two_bytes_say_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_ids_than_two_bytes_hold_is_refused(path: Path, tmp_path: Path) -> None:
     for largest, is_fine in ((65_535, True), (65_536, False)):
         words = tokenizers.models.WordLevel({"a": 0, "b": largest}, unk_token="a")
         tokenizer = HuggingFaceTokenizer(tokenizers.Tokenizer(words))
@@ -94,7 +94,7 @@ def test_a_tokenizer_with_more_ids_than_two_bytes_say_is_refused(path: Path, tmp
             open_source(path).tokens(tokenizer, tmp_path / "more")
 
 
-def test_a_number_of_bytes_that_is_no_number_of_ids_is_named(tmp_path: Path) -> None:
+def test_a_file_size_that_is_no_whole_number_of_ids_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     for content in (b"", b"abc"):
         path.write_bytes(content)
@@ -106,7 +106,7 @@ def test_a_number_of_bytes_that_is_no_number_of_ids_is_named(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(10)
-def test_a_bin_is_a_regular_file(tmp_path: Path) -> None:
+def test_a_bin_must_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.bin")
     with pytest.raises(ValueError, match="it is a pipe"):
         open_source(tmp_path / "pipe.bin")
@@ -115,7 +115,9 @@ def test_a_bin_is_a_regular_file(tmp_path: Path) -> None:
     assert open_source(tmp_path / "folder.bin").is_text
 
 
-def test_what_is_kept_is_where_it_is_and_how_it_was(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_keeps_the_path_and_the_state_of_the_file(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     open_source("train.bin").tokens(ByteTokenizer(), tmp_path / "tokens")
     record = json.loads((tmp_path / "tokens" / "tokens.json").read_text())

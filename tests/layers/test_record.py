@@ -14,7 +14,7 @@ from asynctile.storage.tile import NEVER, Tile
 from tests.counting import calls_of
 from tests.layers.shapes import LIGHT, Shape
 
-#: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides them statistics.
+#: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides these, statistics.
 LARGE = 8
 TRAINING = ("step", "step_clipped", "gradients")
 
@@ -81,13 +81,13 @@ def test_no_operation_needs_more_than_a_few_tiles(shape: Shape, kind: str) -> No
     for operation in program.operations():
         nbytes = [tile.nbytes for tile in operation.operands]
         assert max(nbytes) <= 4 * area or shape.tile < 16, operation
-        # Attention keeps two numbers a row and head: with heads of fewer columns than that they are no small tile.
+        # Attention keeps two numbers for each row and head. For heads with fewer columns than that, this tile is not small.
         large = [size for size in nbytes if size > 2 * area]
         assert len(large) <= LARGE or shape.config.head_size < 4, operation
 
 
 def test_default_tile_keeps_the_floor() -> None:
-    """What any one operation holds is within a tenth of the states, or 512 KiB."""
+    """No single operation holds more than a tenth of the states, or 512 KiB."""
     for config in (
         GPT2Config(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=256),
         GPT2Config(n_layer=1, n_head=16, n_embd=128, block_size=128, vocab_size=300),
@@ -159,7 +159,7 @@ def test_unknown_kind_is_refused() -> None:
         recorded(LIGHT["tiles of one"], "sgd")
 
 
-def test_recording_takes_few_calls_an_operation_and_no_more_in_a_larger_model() -> None:
+def test_recording_takes_few_calls_per_operation_and_no_more_in_a_larger_model() -> None:
     found = []
     for layers in (1, 4):
         config = GPT2Config(n_layer=layers, n_head=8, n_embd=256, block_size=256, vocab_size=512)
@@ -167,5 +167,5 @@ def test_recording_takes_few_calls_an_operation_and_no_more_in_a_larger_model() 
         program, calls = calls_of(record, "step", parameters, parameters.tiling.rows(4, 256))
         found.append(calls / len(program))
     assert len(program) > 5000
-    assert found[1] < 64  # 43, which is 25 us
+    assert found[1] < 64  # 43 today, which takes 25 us
     assert found[1] < 1.1 * found[0]

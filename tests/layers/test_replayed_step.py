@@ -1,4 +1,4 @@
-"""What a step that is played costs the engine's loop beside what plays it. That such steps are right is tests/repeat's."""
+"""The cost of a played step for the engine's loop, apart from the player. tests/repeat tests that such steps are right."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from asynctile.share import runtime_of
 from tests.cuda.idle import IdleDriver
 
 STEPS = 5
-#: Wakes of the loop that come together or one by one.
+#: Wake-ups of the loop that may come together or one by one.
 CHANCE = 60
-#: About what it took when this was written; each costs about half a microsecond.
+#: About the number of calls when this was written; each takes about half a microsecond.
 MOST = 700
 
 
 async def calls_a_step(device: str, layers: int) -> tuple[int, int]:
-    """Python functions that the engine's loop enters in a played step, the fewest of some; and operations of a step."""
+    """Return the fewest Python calls of the engine's loop in a played step, and the operations of a step."""
     config = GPT2Config(n_layer=layers, n_head=2, n_embd=32, block_size=16, vocab_size=32)
     tokens = np.arange(32).reshape(2, 16)
     count = 0
@@ -50,7 +50,7 @@ async def calls_a_step(device: str, layers: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated", "cuda:0"])
-async def test_what_a_played_step_costs_the_loop_does_not_grow_with_what_is_played(
+async def test_the_cost_of_a_played_step_for_the_loop_does_not_grow_with_the_program(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asynctile.device.open_driver", lambda name: IdleDriver())

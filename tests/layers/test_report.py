@@ -1,4 +1,4 @@
-"""Reading metrics again: what a line must have, and what is left out."""
+"""Reading metrics again: the required fields of a line, and lines that are left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_lines_that_are_no_steps_count_as_cut(path: Path, line: bytes) -> None:
     loss_curve(path, path.with_name("loss.png"))
 
 
-def test_a_line_without_end_and_what_is_no_file_are_refused_by_name(path: Path) -> None:
+def test_an_endless_line_and_a_special_file_are_refused_by_name(path: Path) -> None:
     path.write_bytes(b'{"step": 1}\n' + b" " * (1 << 17) + b"\n")
     with pytest.raises(OSError, match="line 2 has more than"):
         list(read_metrics(path))
@@ -42,6 +42,6 @@ def test_a_line_without_end_and_what_is_no_file_are_refused_by_name(path: Path) 
     ("1", 1), ("-2.5", -2.5), ("9" * 90, int("9" * 90)), ("NaN", None), ("Infinity", None), ('"nan"', None), ("true", None),
     ("null", None), ("[1]", None), ("1e999", None),
 ])  # fmt: skip
-def test_a_number_is_finite_or_not_there(text: str, number: float | None) -> None:
+def test_a_number_is_finite_or_missing(text: str, number: float | None) -> None:
     assert number_in(json.loads(f'{{"loss": {text}}}'), "loss") == number
     assert number_in({}, "loss") is None

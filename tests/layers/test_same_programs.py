@@ -1,6 +1,7 @@
-"""The programs of fp32, held still: an operation more or less, or in another order, would change the bits of every result.
+"""The programs of fp32, held fixed: one operation more or fewer, or another order, would change the bits of every result.
 
-If that is meant, `python tests/layers/test_same_programs.py` prints the table anew. What programs should be is test_record.py.
+If such a change is intended, `python tests/layers/test_same_programs.py` prints the new table. test_record.py tests what
+programs must be like.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def outline(shape: Shape) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_programs_of_fp32_are_those_that_they_were(name: str) -> None:
+def test_the_programs_of_fp32_are_unchanged(name: str) -> None:
     assert outline(SHAPES[name]) == KNOWN[name]
 
 

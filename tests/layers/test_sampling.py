@@ -1,6 +1,6 @@
-"""Choosing a token: what may be chosen under which settings, the same choices for the same seed, and what is refused.
+"""Choosing a token: the allowed tokens under each setting, equal choices for equal seeds, and refusals.
 
-Against the processors of transformers: tests/reference/test_sampling.py.
+tests/reference/test_sampling.py compares with the processors of transformers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def logits_of(probabilities: list[float]) -> np.ndarray:
 
 
 def left(logits: np.ndarray, seen: Any = (), **settings: Any) -> list[int]:
-    """Which ids may be chosen."""
+    """Return the ids that may be chosen."""
     return weighted(logits, seen, Sampling(**{"temperature": 1, "top_k": None} | settings))[0].tolist()
 
 
-#: Written down when the choice was one of `Generator.choice` among all tokens: size, temperature, top_k, seed; choices.
+#: Recorded when `Generator.choice` still chose among all tokens: size, temperature, top_k, seed; choices.
 CHOICES = [
     (40, 0.8, 50, 1, [21, 39, 4, 36, 10, 14, 32, 17, 16, 2, 27, 25]),
     (40, 0.8, 5, 2, [20, 12, 37, 3, 21, 33, 12, 4, 9, 34, 13, 5]),
@@ -39,10 +39,10 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("size", "temperature", "top_k", "seed", "expected"), CHOICES)
-def test_a_seed_chooses_what_it_always_chose(
+def test_a_seed_chooses_the_tokens_that_it_always_chose(
     size: int, temperature: float, top_k: int | None, seed: int, expected: list[int]
 ) -> None:
-    """With ties, at the border of top_k too."""
+    """The logits have ties, also at the border of top_k."""
     sampler = Sampler(Sampling(temperature=temperature, top_k=top_k, seed=seed))
     rows = [((np.arange(size) * 7919 + row * 104729) % 1009).astype(np.float32) / np.float32(100) for row in range(12)]
     assert [sampler.choose(row, ()) for row in rows] == expected
@@ -61,12 +61,12 @@ def test_without_a_seed_texts_differ() -> None:
     assert one != other
 
 
-def test_what_is_as_likely_as_the_last_of_top_k_stays() -> None:
+def test_tokens_as_likely_as_the_last_of_top_k_stay() -> None:
     assert left(np.array([1, 3, 2, 2, 0], np.float32), top_k=2) == [1, 2, 3]
     assert left(np.array([1, 3, 2, 2, 0], np.float32), top_k=99) == [0, 1, 2, 3, 4]
 
 
-def test_top_p_leaves_the_fewest_tokens_that_have_the_share() -> None:
+def test_top_p_keeps_the_fewest_tokens_that_reach_the_share() -> None:
     logits = logits_of([0.1, 0.4, 0.05, 0.25, 0.2])
     shares = [0.01, 0.39, 0.41, 0.64, 0.66, 0.84, 0.86, 0.94, 0.96, 1]
     counts = [len(left(logits, top_p=share)) for share in shares]
@@ -74,18 +74,18 @@ def test_top_p_leaves_the_fewest_tokens_that_have_the_share() -> None:
     assert left(logits, top_p=0.66) == [1, 3, 4]
 
 
-def test_of_equally_likely_tokens_no_more_than_the_share_stay() -> None:
+def test_equally_likely_tokens_beyond_the_share_are_dropped() -> None:
     assert len(left(np.zeros(1000, np.float32), top_p=0.2505)) == 251
     assert left(logits_of([0.2, 0.2, 0.4, 0.2]), top_p=0.7) == [1, 2, 3]
 
 
-def test_min_p_is_measured_by_the_likeliest() -> None:
+def test_min_p_is_relative_to_the_likeliest() -> None:
     logits = logits_of([0.1, 0.4, 0.05, 0.25, 0.2])
     assert [left(logits, min_p=least) for least in (0, 0.2, 0.3, 0.55, 1)] == [
         [0, 1, 2, 3, 4], [0, 1, 3, 4], [1, 3, 4], [1, 3], [1]]  # fmt: skip
 
 
-def test_top_p_is_a_share_of_what_top_k_left_and_temperature_comes_first() -> None:
+def test_top_p_is_a_share_of_the_rest_after_top_k_and_temperature_comes_first() -> None:
     logits = logits_of([0.4, 0.3, 0.2, 0.1])
     assert left(logits, top_p=0.5) == [0, 1]
     assert left(logits, top_k=2, top_p=0.5) == [0]
@@ -94,14 +94,14 @@ def test_top_p_is_a_share_of_what_top_k_left_and_temperature_comes_first() -> No
     assert left(logits_of([0.6, 0.4]), min_p=0.6, temperature=0.5) == [0]
 
 
-def test_a_repetition_penalty_makes_what_was_seen_less_likely_once() -> None:
+def test_a_repetition_penalty_makes_seen_tokens_less_likely_once() -> None:
     logits = np.array([2.0, 1.5, -1.0, -1.2], np.float32)
     assert Sampler(Sampling(temperature=0, repetition_penalty=1.5)).choose(logits, [0, 0, 0]) == 1
     assert Sampler(Sampling(temperature=0, repetition_penalty=1.5)).choose(logits, ()) == 0
     ids, weights = weighted(logits, np.array([0, 2, 0]), Sampling(temperature=1, top_k=None, repetition_penalty=2))
     assert ids.tolist() == [0, 1, 2, 3]
     assert weights == pytest.approx(np.exp(np.array([1.0, 1.5, -2.0, -1.2]) - 1.5), rel=1e-6)
-    assert logits.tolist() == pytest.approx([2.0, 1.5, -1.0, -1.2])  # they may be another's
+    assert logits.tolist() == pytest.approx([2.0, 1.5, -1.0, -1.2])  # the array may belong to somebody else
 
 
 @pytest.mark.parametrize("penalty", [1e-38, 1e38])
@@ -120,13 +120,13 @@ def test_logits_that_are_not_finite_are_named(value: float, temperature: float) 
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-40, 5e-324])
-def test_close_to_no_temperature_the_likeliest_is_taken(temperature: float) -> None:
+def test_near_temperature_zero_the_likeliest_is_taken(temperature: float) -> None:
     logits = np.array([3.0e38, -3.0e38, 3.2e38, 0.0], np.float32)
     chosen = {Sampler(Sampling(temperature=temperature, top_k=None, seed=seed)).choose(logits, ()) for seed in range(20)}
     assert chosen == {2}
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     given = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint8(4))
     assert given == Sampling(temperature=0.5, top_k=3, seed=4)
     assert type(given.temperature) is float and type(given.top_k) is int

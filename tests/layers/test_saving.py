@@ -1,9 +1,9 @@
-"""Saving: behind the training, on a disk that fails, under a kill.
+"""Saving: beside the training, on a disk that fails, under a kill.
 
-What is in a checkpoint and how it is read is test_checkpoint.py; that a step's own ends leave it alone test_trainer.py;
-the files and folders beneath are tests/storage.
+test_checkpoint.py tests the content of a checkpoint and reading it, test_trainer.py that the end of a step leaves it alone,
+tests/storage the files and folders beneath.
 
-Long because each way in which a save can end, the end of a process included, is asked of the same few disks.
+Long because each way in which a save can end, the end of the process included, is tried on the same few disks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 class Lent:
-    """What `engine` has lent and not got back, and the most that it had."""
+    """The bytes that `engine` has lent and not got back, and their maximum."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self._caps, self.most = runtime_of(engine).tiers.caps, 0
@@ -58,7 +58,7 @@ class Lent:
 
 
 class SlowDisk:
-    """Holds every write of a tensor until `go`; after `reached` one is held."""
+    """A disk that holds every write of a tensor until `go`; `reached` is set once a write is held."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.reached = threading.Event(), asyncio.Event()
@@ -66,14 +66,14 @@ class SlowDisk:
 
         def held(writer: TensorWriter, *args: Any) -> None:
             loop.call_soon_threadsafe(self.reached.set)
-            # A writer that is cancelled ends the piece it is at: it must not hang for good.
+            # A cancelled writer finishes its current piece, so it must not hang for good.
             self.go.wait(1)
             write(writer, *args)
 
         monkeypatch.setattr(TensorWriter, "write", held)
 
 
-async def test_saved_behind_training_is_the_step_at_which_it_was_asked(
+async def test_a_save_beside_training_has_the_step_of_its_request(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(**options) as engine:
@@ -102,7 +102,7 @@ async def test_saved_behind_training_is_the_step_at_which_it_was_asked(
 
 
 @pytest.mark.parametrize(("states", "room"), [(2, False), (4, True)])
-async def test_a_save_is_behind_training_where_the_budget_allows_it(
+async def test_a_save_runs_beside_training_if_the_budget_allows_it(
     options: dict[str, Any], tmp_path: Path, states: int, room: bool
 ) -> None:
     cap = states * SMALL.config.states_nbytes
@@ -118,7 +118,7 @@ async def test_a_save_is_behind_training_where_the_budget_allows_it(
         assert (await Trainer.load(engine, tmp_path / "c")).step_count == 1
 
 
-async def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+async def test_a_save_waits_for_the_previous_one(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         for step, batch in enumerate(BATCHES[:3]):
@@ -173,7 +173,7 @@ async def test_a_cancelled_wait_leaves_the_save_alone(tmp_path: Path, monkeypatc
     assert sorted(bytes_of(tmp_path / "c")) == FILES
 
 
-async def test_a_save_at_once_that_is_cancelled_leaves_the_old_one(
+async def test_a_cancelled_immediate_save_leaves_the_old_checkpoint(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(**options) as engine:
@@ -218,7 +218,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("failure", "said"), FAILURES.values(), ids=FAILURES.keys())
-async def test_a_disk_that_fails(
+async def test_a_failing_disk_leaves_the_old_checkpoint(
     failure: Callable[[pytest.MonkeyPatch], None], said: str, wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine("cpu") as engine:
@@ -243,7 +243,7 @@ async def test_a_disk_that_fails(
         assert (await Trainer.load(engine, tmp_path / "c")).step_count == 2
 
 
-async def test_an_error_that_nobody_asked_for_is_raised_by_the_next_save(
+async def test_an_error_that_nobody_awaited_is_raised_by_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine("cpu") as engine:
@@ -259,7 +259,7 @@ async def test_an_error_that_nobody_asked_for_is_raised_by_the_next_save(
     assert [path.name for path in tmp_path.iterdir()] == ["two"]
 
 
-def test_a_process_that_may_write_no_large_file(tmp_path: Path) -> None:
+def test_a_process_that_may_write_no_large_file_is_told_so(tmp_path: Path) -> None:
     program = f"""
 import asyncio, resource
 from asynctile import CheckpointError, Engine
@@ -295,10 +295,10 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
-async def test_killed_while_it_replaces_a_checkpoint(
+async def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
-    """Every change of a name or a folder fails from the n-th on, which is what a dead process does of them."""
+    """From the n-th on, every change of a name or a folder fails: a dead process would not make these changes either."""
     if not exchange:
         monkeypatch.setattr(Folder, "exchange", lambda *_: False)
     tried, dead_from = 0, sys.maxsize
@@ -340,7 +340,7 @@ async def test_killed_while_it_replaces_a_checkpoint(
     assert seen == sorted(seen) and set(seen) == {0, 1}
 
 
-async def test_the_copy_beside_a_missing_checkpoint_is_read_where_it_is(tmp_path: Path) -> None:
+async def test_the_copy_beside_a_missing_checkpoint_is_read_in_place(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine, steps=1)
         for load in (Trainer.load, GPT2.from_pretrained):

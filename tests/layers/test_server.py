@@ -1,4 +1,4 @@
-"""A server of texts: equal in every company and under every cap, and nobody's end disturbs another."""
+"""A server of texts: a text is the same in any company and under any cap, and no request disturbs another by its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = SHAPE.config
 
 
 async def expected() -> list[list[int]]:
-    """What each writes alone, by coroutines, on an engine with room for all."""
+    """Return the text of each prompt written alone, by coroutines, on an engine with room for all."""
     async with Engine("cpu") as engine:
         engine.plays = False
         async with (await lively(engine, SHAPE)).serve() as server:
@@ -38,7 +38,7 @@ def alone() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("at_once", [0, serving.AT_ONCE], ids=["chosen in a thread", "chosen on the loop"])
-async def test_a_text_is_the_same_alone_and_in_every_company(
+async def test_a_text_is_the_same_alone_and_in_any_company(
     alone: list[list[int]], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "AT_ONCE", at_once)
@@ -49,17 +49,17 @@ async def test_a_text_is_the_same_alone_and_in_every_company(
                 assert await texts(server, max_new_tokens=9) == alone
                 assert await one_by_one(server, max_new_tokens=9) == alone
         page = server._serving.cache.page_nbytes
-        async with model.serve(cache=7 * page) as server:  # one after another has pages, of ever other numbers
+        async with model.serve(cache=7 * page) as server:  # one after another gets pages, always with other numbers
             for _ in range(3):
                 assert await texts(server, max_new_tokens=9) == alone
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-async def test_a_text_and_its_logits_are_the_same_where_the_caps_are_the_least(
+async def test_a_text_and_its_logits_are_the_same_under_the_smallest_caps(
     alone: list[list[int]], tmp_path: Path, device: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the floor, over a spill folder, with pages that come and go as weights do."""
+    """At the floor, over a spill folder, where pages are loaded and evicted as weights are."""
     seen = watched(monkeypatch)
     floor = floor_demand(CONFIG, SHAPE.tile)
     caps: dict[str, Any] = {"host_memory": floor.rounded(4096).alone().floor_nbytes, "spill": tmp_path, "prefetch": prefetch}
@@ -77,7 +77,7 @@ async def test_a_text_and_its_logits_are_the_same_where_the_caps_are_the_least(
     assert len(seen) == count > 30 and all(len(logits) == 1 for logits in seen.values())
 
 
-async def test_logits_that_tokens_are_chosen_from_are_equal_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_logits_of_chosen_tokens_are_equal_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
@@ -120,7 +120,7 @@ async def text_of_model(model: GPT2, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_closing_a_server_is_whole_however_often_it_is_cancelled(times: int) -> None:
+async def test_closing_a_server_is_complete_however_often_it_is_cancelled(times: int) -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         standing = engine.statistics().host_used_bytes
@@ -139,8 +139,8 @@ async def test_closing_a_server_is_whole_however_often_it_is_cancelled(times: in
             assert engine.statistics().host_used_bytes == standing
 
 
-async def test_a_server_that_is_thrown_away_with_its_loop_gives_its_memory_back() -> None:
-    """Though nobody can wait for it there, and a block inside could not end either."""
+async def test_a_server_thrown_away_with_its_loop_gives_its_memory_back() -> None:
+    """Nobody can wait for the memory there, and a block inside could not end either."""
 
     async def cannot_end() -> None:
         try:
@@ -179,8 +179,8 @@ async def test_a_server_that_is_thrown_away_with_its_loop_gives_its_memory_back(
     assert used[0] > standing and len(ignored) == 1
 
 
-async def test_whoever_leaves_disturbs_nobody(alone: list[list[int]]) -> None:
-    """Broken off, cancelled, timed out, closed, before the first token and behind others; also from loops that end."""
+async def test_a_request_that_leaves_disturbs_no_other(alone: list[list[int]]) -> None:
+    """Requests are broken off, cancelled, timed out or closed, before the first token or later, also from loops that end."""
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         before = held_by(model)
@@ -198,7 +198,7 @@ async def test_whoever_leaves_disturbs_nobody(alone: list[list[int]]) -> None:
                 tokens = server.generate([index], max_new_tokens=30)
                 for _ in range(index % 4):
                     loop.run_until_complete(anext(tokens))
-                loop.close()  # in the midst of it
+                loop.close()  # in the middle of a text
 
             def long(index: int, most: int | None = None) -> Any:
                 return text(server.generate([index], max_new_tokens=30), most)
@@ -221,7 +221,7 @@ async def test_whoever_leaves_disturbs_nobody(alone: list[list[int]]) -> None:
         assert held_by(model) == before
 
 
-async def test_who_reads_slowly_holds_up_nobody(alone: list[list[int]]) -> None:
+async def test_a_slow_reader_delays_no_other_request(alone: list[list[int]]) -> None:
     async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve(most=2) as server:
         slow = server.generate(PROMPTS[0], max_new_tokens=9, seed=0)
         first = await anext(slow)
@@ -229,8 +229,8 @@ async def test_who_reads_slowly_holds_up_nobody(alone: list[list[int]]) -> None:
         assert [first.id, *await text(slow)] == alone[0]
 
 
-async def test_a_step_between_two_tokens_makes_the_cache_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each token is chosen from what weights of one step say of all tokens before it."""
+async def test_a_step_between_two_tokens_rebuilds_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token follows from the weights of one step applied to all tokens before it."""
     seen: list[tuple[int, list[int], bytes]] = []
     versions: dict[Request, set[int]] = {}
 
@@ -265,14 +265,14 @@ async def test_a_step_between_two_tokens_makes_the_cache_anew(monkeypatch: pytes
             np.testing.assert_allclose(np.frombuffer(logits, np.float32), whole, rtol=0, atol=1e-5)
 
 
-async def test_wrong_arguments_are_one_sentence_at_once_and_disturb_nothing(alone: list[list[int]]) -> None:
+async def test_wrong_arguments_are_refused_in_one_sentence_at_once_and_disturb_nothing(alone: list[list[int]]) -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve() as server:
             good = asyncio.create_task(texts(server, max_new_tokens=9))
             for prompt, options, kind, sentence in WRONG:
                 with pytest.raises(kind, match=sentence) as caught:
-                    server.generate(prompt, **options)  # no token is asked for: a service has not begun to answer
+                    server.generate(prompt, **options)  # no token is requested: a service has not begun to answer
                 assert "\n" not in str(caught.value)
             assert await good == alone
         for arguments, kind, sentence in (

@@ -1,4 +1,4 @@
-"""A model and its trainer inside somebody else's service: several loops at once, timeouts, a save whose disk hangs."""
+"""A model and its trainer inside another program's service: several loops at once, timeouts, a save whose disk hangs."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ async def test_steps_saves_and_reads_from_two_loops_at_once(tmp_path: Path) -> N
         assert all((found[name] == wanted[name]).all() for name in wanted)
 
 
-async def test_a_save_that_is_given_ram_comes_before_a_program_that_wants_it_back(
+async def test_a_save_that_got_ram_comes_before_a_program_that_wants_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RAM is enough for either: the program would wait for it with the engine in its hands, and the save for the engine."""
+    """RAM is enough for either. Otherwise the program would hold the engine and wait for RAM, the save for the engine."""
     asked: list[asyncio.Task[Any]] = []
     states, tokens = SMALL.config.states_nbytes, np.zeros((40, SMALL.length), np.int64)
     async with Engine("emulated", device_memory=states) as engine:
@@ -84,8 +84,8 @@ async def test_a_save_that_is_given_ram_comes_before_a_program_that_wants_it_bac
         await trainer.model.logits(tokens)
 
 
-async def test_no_ram_is_lent_to_a_save_while_another_holds_the_engine(tmp_path: Path) -> None:
-    """It may be about to divide all RAM among its own tiles."""
+async def test_no_ram_is_lent_to_a_save_while_another_job_holds_the_engine(tmp_path: Path) -> None:
+    """That job may be about to divide all RAM among its own tiles."""
 
     async def held() -> None:
         async with runtime_of(engine).exclusive():
@@ -102,7 +102,7 @@ async def test_no_ram_is_lent_to_a_save_while_another_holds_the_engine(tmp_path:
         await trainer.saved()
 
 
-async def test_a_save_behind_training_that_hangs_is_named_while_training_goes_on(
+async def test_a_hanging_save_beside_training_is_named_while_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, write = threading.Event(), TensorWriter.write

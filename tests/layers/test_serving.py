@@ -1,4 +1,4 @@
-"""What goes wrong while texts are written concerns those whom it concerns, in typed sentences; what waits comes in order."""
+"""Errors while texts are written reach only the texts concerned, as typed sentences; waiting texts come in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def outcomes(server: Server, **options: Any) -> list[Any]:
     return await asyncio.gather(*wishes, return_exceptions=True)
 
 
-async def test_an_operation_that_fails_ends_those_who_were_in_it_and_the_next_ones_go_on() -> None:
+async def test_a_failed_operation_ends_the_texts_in_it_and_the_next_ones_go_on() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve() as server:
@@ -65,7 +65,7 @@ async def test_a_text_whose_choice_fails_ends_alone(monkeypatch: pytest.MonkeyPa
         assert [found[0], *found[2:]] == [expected[0], *expected[2:]]
 
 
-async def test_a_torn_model_ends_its_texts_and_takes_no_more() -> None:
+async def test_a_torn_model_ends_its_texts_and_accepts_no_more() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve() as server:
@@ -80,7 +80,7 @@ async def test_a_torn_model_ends_its_texts_and_takes_no_more() -> None:
             await model.serve().__aenter__()
 
 
-async def test_a_text_that_could_never_fit_is_refused_at_once_and_others_wait_for_pages_in_order() -> None:
+async def test_a_text_that_can_never_fit_is_refused_at_once_and_others_wait_for_pages_in_order() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve() as server:
@@ -110,7 +110,7 @@ async def test_a_text_that_could_never_fit_is_refused_at_once_and_others_wait_fo
 
 
 async def cap_for(pages: int) -> int:
-    """RAM in which the model and so many pages have room, and not twice as many."""
+    """Return the RAM that holds the model and this many pages, but not twice as many."""
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         cache = model._serving.cache
@@ -118,7 +118,7 @@ async def cap_for(pages: int) -> int:
         return model_state_of(model).demand(program, cache.tiles(0, pages)).resident_nbytes
 
 
-async def test_where_caps_leave_room_for_few_pages_the_next_text_waits_for_those() -> None:
+async def test_where_caps_leave_few_pages_the_next_text_waits_for_them() -> None:
     async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
         expected = await texts(server, max_new_tokens=9)
     async with Engine("cpu", host_memory=await cap_for(8)) as engine, (await lively(engine, SHAPE)).serve() as server:
@@ -130,7 +130,7 @@ async def test_where_caps_leave_room_for_few_pages_the_next_text_waits_for_those
         assert await text(server.generate(PROMPTS[0], max_new_tokens=9, seed=0)) == expected[0]
 
 
-async def test_text_goes_in_and_comes_out_and_ends_where_it_is_to_stop() -> None:
+async def test_text_goes_in_comes_out_and_ends_where_it_should() -> None:
     tokenizer = ByteTokenizer()
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, BYTES, seed=1)

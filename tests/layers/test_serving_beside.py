@@ -1,6 +1,6 @@
 """Texts beside a training of the same model: each follows from the weights of one step, and neither disturbs the other.
 
-The copies of the weights are test_versions.py's, texts on the model's own share test_server.py's.
+test_versions.py tests the copies of the weights, test_server.py texts on the model's own share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def written(server: Server, prompt: int) -> list[int]:
 
 
 async def expected() -> tuple[list[list[list[int]]], Tensors]:
-    """What each prompt gives behind so many steps, with nothing beside; and the states at the end."""
+    """Return the text of each prompt after each number of steps, with nothing beside; and the states at the end."""
     found = []
     async with Engine("cpu") as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update="device")
@@ -62,7 +62,7 @@ def alone() -> tuple[list[list[list[int]]], Tensors]:
 
 @asynccontextmanager
 async def scene(place: str) -> AsyncIterator[tuple[Trainer, Server]]:
-    """A training on an engine, and a server of its model on a share that goes first."""
+    """Open a training on an engine, and a server of its model on a share that goes first."""
     options, lent = PLACES[place]
     async with Engine(**options) as engine, engine.share(**lent, interactive=True) as part:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update="device")
@@ -82,7 +82,7 @@ async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
         is_over = False
 
         async def ask(prompt: int) -> int:
-            """How many texts there were, one after another, each one that some step gives, and none of an older step."""
+            """Write texts one after another; assert that each follows from some step, never an older one; return how many."""
             count = last = 0
             while not is_over:
                 found = await written(server, prompt)
@@ -104,7 +104,7 @@ async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many more rounds servers may go; the first one alone to begin with."""
+    """The number of further rounds that servers may take; one at first."""
     left, rounds = [1], Serving._rounds
 
     async def held(serving: Serving) -> None:
@@ -121,7 +121,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def two_texts(
     rounds: list[int],
 ) -> AsyncIterator[tuple[Trainer, Server, AsyncGenerator[Token], AsyncGenerator[Token], list[int]]]:
-    """Each of another version, and the first token of each."""
+    """Begin two texts of different versions; yield both with the first token of each."""
     async with scene("cpu") as (trainer, server):
         old = server.generate(PROMPTS[0], max_new_tokens=6, seed=0)
         first = [(await anext(old)).id]
@@ -134,7 +134,7 @@ async def two_texts(
         yield trainer, server, old, young, [*first, (await asking).id]
 
 
-async def test_a_text_goes_on_with_the_weights_that_it_began_with(
+async def test_a_text_continues_with_the_weights_that_it_began_with(
     alone: tuple[list[list[list[int]]], Tensors], rounds: list[int]
 ) -> None:
     texts, _ = alone
@@ -149,7 +149,7 @@ async def test_a_text_goes_on_with_the_weights_that_it_began_with(
         assert await written(server, 2) == texts[2][2]
 
 
-async def test_weights_that_were_lost_end_the_texts_that_follow_from_them_and_no_other(
+async def test_lost_weights_end_only_the_texts_that_follow_from_them(
     alone: tuple[list[list[list[int]]], Tensors], rounds: list[int]
 ) -> None:
     texts, _ = alone
@@ -163,7 +163,7 @@ async def test_weights_that_were_lost_end_the_texts_that_follow_from_them_and_no
         assert await written(server, 2) == texts[1][2]
 
 
-async def test_a_server_of_the_weights_as_they_were_stays_with_them(alone: tuple[list[list[list[int]]], Tensors]) -> None:
+async def test_a_server_of_the_current_weights_keeps_them(alone: tuple[list[list[list[int]]], Tensors]) -> None:
     texts, _ = alone
     async with Engine("cpu") as engine, engine.share(host_memory=ROOM) as part:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update="device")
@@ -173,7 +173,7 @@ async def test_a_server_of_the_weights_as_they_were_stays_with_them(alone: tuple
             assert await written(server, 0) == texts[0][0]
 
 
-async def test_once_texts_are_played_nothing_more_is_held_whatever_is_written_and_published() -> None:
+async def test_once_texts_are_played_memory_no_longer_grows_whatever_is_written_and_published() -> None:
     async with scene("cpu") as (trainer, server):
         await trainer.step(*BATCHES[0])
         await server.publish()
@@ -186,7 +186,7 @@ async def test_once_texts_are_played_nothing_more_is_held_whatever_is_written_an
         assert len(set(used[3:])) == 1 and len(used) > 4, "behind the second text of each copy, which is played"
 
 
-async def test_what_cannot_be_served_beside_is_refused_and_disturbs_nothing() -> None:
+async def test_invalid_ways_to_serve_beside_a_training_are_refused_and_disturb_nothing() -> None:
     async with Engine("cpu") as engine, Engine("cpu") as other:
         model: GPT2 = await lively(engine, SHAPE)
         with pytest.raises(ValueError, match="two engines"):
@@ -215,7 +215,7 @@ async def test_a_share_that_ends_before_its_server_leaves_nothing_to_close() -> 
         assert not model_state_of(model).followers
 
 
-async def test_for_a_server_that_could_not_end_nothing_is_published_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_more_is_published_for_a_server_that_could_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def stalls(error: Exception) -> None:
         raise StalledError("nothing has moved for 60 s")
 

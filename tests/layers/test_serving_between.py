@@ -1,7 +1,7 @@
-"""Texts on the share of a training: how many tokens come between two of its steps, and that both end as they may.
+"""Texts on the share of a training: the number of tokens between two of its steps, and how both may end.
 
-That each token follows from one version of the weights is test_server.py's; how long texts may keep the share is
-tests/schedule/test_allowance.py's.
+test_server.py tests that each token follows from one version of the weights, tests/schedule/test_allowance.py how long texts
+may keep the share.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.layers.training import OPTIMIZER, batches_of, lively
 from tests.settle import until
 
 BATCHES = batches_of(SHAPE, 12)
-#: Of the time of a step, for texts: none, and more than any text here takes.
+#: The part of a step's time that texts may take: none, and more than any text here needs.
 NOTHING, ENOUGH = 0.0, 1e9
 
 
 @pytest.fixture
 def steps_before(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps there had been when each token was chosen."""
+    """A list of the number of steps done when each token was chosen."""
     found, choose = [], Request.choose
 
     def watch(request: Request, logits: Any) -> Token:
@@ -45,7 +45,7 @@ def steps_before(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[tuple[Trainer, Server, asyncio.Future[Any]]]:
-    """A server of a model whose steps, all asked for, wait one behind the other."""
+    """Open a server of a model whose steps, all requested at once, wait one behind the other."""
     async with Engine("cpu") as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
         async with trainer.model.serve() as server:
@@ -57,7 +57,7 @@ async def scene() -> AsyncIterator[tuple[Trainer, Server, asyncio.Future[Any]]]:
             assert trainer.step_count == len(BATCHES) and trainer.model.torn is None
 
 
-async def test_a_text_waits_for_one_step_and_has_all_its_tokens_behind_that_if_they_take_a_part_of_its_time(
+async def test_a_text_waits_for_one_step_and_then_writes_all_tokens_if_it_has_the_time(
     monkeypatch: pytest.MonkeyPatch, steps_before: list[int]
 ) -> None:
     monkeypatch.setattr(allowance, "PART", ENOUGH)
@@ -67,7 +67,7 @@ async def test_a_text_waits_for_one_step_and_has_all_its_tokens_behind_that_if_t
         assert len(set(steps_before)) == 1 and 0 < steps_before[0] < len(BATCHES)
 
 
-async def test_where_texts_may_take_nothing_each_token_waits_for_a_step_and_comes(
+async def test_without_time_for_texts_each_token_waits_for_a_step_and_comes(
     monkeypatch: pytest.MonkeyPatch, steps_before: list[int]
 ) -> None:
     monkeypatch.setattr(allowance, "PART", NOTHING)
@@ -91,7 +91,7 @@ async def test_many_texts_of_two_servers_leave_a_training_its_steps(
         assert [len(found) for found in await writing] == [39] * len(texts)
 
 
-async def test_a_text_that_is_broken_off_while_a_step_waits_lets_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_breaking_a_text_off_lets_the_waiting_step_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "PART", ENOUGH)
     async with scene() as (trainer, server, training):
         assert len(await text(server.generate([1], max_new_tokens=39), most=2)) == 2
@@ -99,7 +99,7 @@ async def test_a_text_that_is_broken_off_while_a_step_waits_lets_that_go_on(monk
         await until(lambda: not model_state_of(trainer.model).readers)
 
 
-async def test_a_server_that_closes_while_a_step_waits_ends_its_texts_and_the_step_goes_on(
+async def test_closing_a_server_ends_its_texts_and_lets_the_waiting_step_go_on(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allowance, "PART", ENOUGH)
@@ -114,7 +114,7 @@ async def test_a_server_that_closes_while_a_step_waits_ends_its_texts_and_the_st
         assert trainer.model.engine.statistics().host_used_bytes < held
 
 
-async def test_that_a_share_of_its_own_would_wait_for_no_step_is_told_once(
+async def test_the_advice_to_serve_on_a_separate_share_is_given_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(allowance, "PART", NOTHING)

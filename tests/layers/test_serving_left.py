@@ -1,6 +1,6 @@
-"""Who leaves before his text has ended, and servers, shares and engines that close under texts: nothing of them is left behind.
+"""Readers that leave before their text has ended, and servers, shares and engines that close under texts: nothing stays behind.
 
-What goes wrong within a text is test_serving.py's.
+test_serving.py tests errors within a text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.layers.training import lively
 from tests.settle import until
 
 
-async def test_closing_a_server_or_an_engine_ends_who_reads() -> None:
-    """At once, also while their next run waits for somebody else's program."""
+async def test_closing_a_server_or_an_engine_ends_its_readers() -> None:
+    """They end at once, also while their next run waits for another program."""
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve(most=2) as server:
-            await text(server.generate([1], max_new_tokens=39))  # the pages of the next are there
+            await text(server.generate([1], max_new_tokens=39))  # the pages of the next text are there
             held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
             reading = asyncio.gather(*(text(server.generate([1])) for _ in range(5)), return_exceptions=True)
             await until(lambda: len(server._serving._waiting) + len(server._serving._running) == 5)
@@ -45,7 +45,7 @@ async def test_closing_a_server_or_an_engine_ends_who_reads() -> None:
         await others
 
 
-async def test_who_asks_a_server_that_is_closed_meanwhile_from_another_loop_is_refused() -> None:
+async def test_a_request_from_another_loop_to_a_server_closed_meanwhile_is_refused() -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         before = held_by(model)
@@ -60,7 +60,7 @@ async def test_who_asks_a_server_that_is_closed_meanwhile_from_another_loop_is_r
             assert await texts(server, max_new_tokens=9) == expected
 
 
-async def test_who_waits_behind_others_and_has_gone_leaves_at_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_request_whose_reader_has_gone_leaves_at_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting: list[list[int]] = []
 
     def watch(request: Request, logits: Any) -> Any:
@@ -110,11 +110,11 @@ async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) ->
         await until(server._serving._task.done)
         assert written <= len(request.tokens) <= written + 1 < 39
         assert not server._serving._pages.taken
-        del tokens  # the collector does not have it before
+        del tokens  # the collector does not get it earlier
 
 
 async def test_a_request_that_is_thrown_away_between_two_tokens_leaves() -> None:
-    """By the collector: its loop, which would have closed it, is closed."""
+    """The collector takes it: its loop, which would have closed it, is closed."""
 
     def begun() -> tuple[Any, Request]:
         loop = asyncio.new_event_loop()
@@ -148,7 +148,7 @@ async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
 
 
 def begun_elsewhere(tokens: Any, server: Server, *, waits: bool) -> None:
-    """Asked for in a loop that is closed before there is a token. waits: for one; else it does not know yet that it may."""
+    """Begin a text in a loop that is closed before its first token. waits: run the loop until the text waits for one."""
     loop = asyncio.new_event_loop()
     first = loop.create_task(anext(tokens))
     loop.run_until_complete(asyncio.sleep(0))
@@ -159,7 +159,7 @@ def begun_elsewhere(tokens: Any, server: Server, *, waits: bool) -> None:
     first._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-async def test_a_share_that_ends_waits_for_the_texts_on_it() -> None:
+async def test_a_share_that_ends_waits_for_its_texts() -> None:
     async with Engine("cpu") as engine:
         async with (await lively(engine, SHAPE)).serve() as server:
             expected = await one_by_one(server, max_new_tokens=9)
@@ -182,7 +182,7 @@ async def consume(model: GPT2) -> None:
             pass
 
 
-async def test_a_server_is_entered_once_at_a_time_and_ids_that_no_text_can_end_at_are_refused() -> None:
+async def test_a_server_is_entered_once_at_a_time_and_ids_that_cannot_end_a_text_are_refused() -> None:
     async with Engine("cpu") as engine:
         server, most = (await lively(engine, SHAPE)).serve(), SHAPE.config.vocab_size - 1
         for _ in range(2):

@@ -1,6 +1,6 @@
 """Two jobs side by side on one engine, each with a share of its caps: bits and moves as alone on an engine of that size.
 
-Long because every test here trains by the same places and helpers. What a share does at its borders is tests/test_share.py.
+Long because every test here trains with the same places and helpers. tests/test_share.py tests the limits of a share.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.layers.training import NARROW, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 
-STEPS = 4  # on a GPU the first brings tiles, the second writes graphs, the others run them
+STEPS = 4  # on a GPU, step 1 loads tiles, step 2 captures graphs, later steps replay them
 STATES = NARROW.config.states_nbytes
-#: What a job has of device, RAM and disk; the device, its kind and whether there is a disk below.
+#: The caps of a job on device, RAM and disk: the device, its caps by name, and whether there is a disk below.
 PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
     "cpu": ("cpu", {"host_memory": 2 * STATES}, False),
     "cpu over a disk": ("cpu", {"host_memory": 130 << 10, "spill_limit": 16 << 20}, True),
@@ -42,13 +42,13 @@ PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
 }  # fmt: skip
 
 
-#: What came of trainings alone, by place and seed.
+#: The results of trainings alone, by place and seed.
 _TRAINED: dict[tuple[Any, ...], Trained] = {}
 
 
 @dataclass
 class Place:
-    """Where a job runs: an engine of its own, or half of one."""
+    """The place where a job runs: an engine of its own, or half of one."""
 
     device: str
     caps: dict[str, int]
@@ -60,7 +60,7 @@ class Place:
             yield engine
 
     async def trained_alone(self, seed: int) -> Trained:
-        """As on an engine of its own, once for all tests."""
+        """Train on an engine of its own; the result is cached for all tests."""
         key = self.device, *self.caps.items(), seed
         if key not in _TRAINED:
             async with self.alone() as engine:
@@ -121,7 +121,7 @@ async def test_two_trainings_side_by_side_have_the_bits_and_moves_of_each_alone(
         assert up > STATES // 4
 
 
-async def test_a_training_beside_a_generation_has_its_bits_and_so_has_the_text(place: Place) -> None:
+async def test_a_training_and_a_generation_side_by_side_keep_their_bits(place: Place) -> None:
     expected, text = await place.trained_alone(1), await place.generated_alone()
     async with place.times(2) as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
         found, told = await asyncio.gather(trained(one, 1), generated(other))
@@ -135,7 +135,7 @@ async def test_a_training_beside_a_generation_has_its_bits_and_so_has_the_text(p
      ("emulated over a disk", False), ("cuda, streamed", False)],
     indirect=["place"],
 )  # fmt: skip
-async def test_turns_change_no_bit_of_two_trainings_and_of_what_is_asked_between(place: Place, plays: bool) -> None:
+async def test_turns_change_no_bit_of_two_trainings_and_of_requests_between(place: Place, plays: bool) -> None:
     async with (
         place.times(3) as engine,
         engine.share(**place.caps) as one,
@@ -148,7 +148,7 @@ async def test_turns_change_no_bit_of_two_trainings_and_of_what_is_asked_between
         waited = [runtime_of(part).turn.waited_s for part in (one, other)]
     for seed, training in zip((1, 2), found, strict=False):
         expected = await place.trained_alone(seed)
-        assert training.losses == expected.losses  # what moves follows from whether it is played
+        assert training.losses == expected.losses  # the moves depend on whether it is played
         assert_same_tensors(training.states, expected.states)
     assert found[2] == await place.generated_alone()
     assert max(waited) > 0, "neither was held back"
@@ -170,7 +170,7 @@ class GatedFile:
         return self._file.preadv(*args)
 
 
-async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_another_writes_down(
+async def test_work_released_by_a_disk_in_one_share_stays_out_of_the_graph_captured_by_another(
     soft_gpu: Any, tmp_path: Path
 ) -> None:
     resident = Place("cuda:0", PLACES["cuda, all resident"][1], None)
@@ -221,14 +221,14 @@ async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_anot
 
 
 def passes(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true, in other threads, within 20 s; blocks this one."""
+    """Return whether `condition` comes true in other threads within 20 s; blocks this thread."""
     until = time.monotonic() + 20
     while not condition() and time.monotonic() < until:
         time.sleep(1e-3)
     return condition()
 
 
-async def test_an_engine_trains_beside_what_it_has_lent_and_with_all_of_it_again_afterwards(tmp_path: Path) -> None:
+async def test_an_engine_trains_beside_a_share_and_with_the_whole_memory_afterwards(tmp_path: Path) -> None:
     caps = {"device_memory": STATES // 2, "host_memory": 3 * STATES}
     async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
         expected = await trained(engine, 1)
@@ -248,7 +248,7 @@ async def test_an_engine_trains_beside_what_it_has_lent_and_with_all_of_it_again
         assert_same_tensors(await model.state_dict() | await moments_of(trainer), expected.states)
 
 
-async def test_a_share_gives_everything_back_at_its_end_also_what_was_never_released(tmp_path: Path) -> None:
+async def test_a_share_gives_everything_back_at_its_end_even_tiles_never_released(tmp_path: Path) -> None:
     async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES, spill=tmp_path) as engine:
         before = engine.statistics()
         for _ in range(3):
@@ -270,9 +270,9 @@ async def test_a_share_that_would_leave_too_little_is_refused_and_nothing_change
         batches = batches_of(NARROW, 2)
         await trainer.step(*batches[0])
         for caps, argument in (
-            ({"device_memory": STATES // 2, "host_memory": STATES}, "device_memory"),  # all of it
+            ({"device_memory": STATES // 2, "host_memory": STATES}, "device_memory"),  # everything
             ({"device_memory": STATES // 2 - 4096, "host_memory": STATES}, "device_memory"),  # less than a step's floor is left
-            ({"device_memory": STATES // 8, "host_memory": 4 * STATES - 4096}, "host_memory"),  # its own tiles stand there
+            ({"device_memory": STATES // 8, "host_memory": 4 * STATES - 4096}, "host_memory"),  # its own tiles are there
         ):
             with pytest.raises(BudgetError, match=argument):
                 async with engine.share(**caps):
@@ -281,7 +281,7 @@ async def test_a_share_that_would_leave_too_little_is_refused_and_nothing_change
         assert (await trainer.step(*batches[1])).loss > 0
 
 
-async def test_sizes_that_do_not_go_with_the_engine_are_refused() -> None:
+async def test_sizes_that_do_not_fit_the_engine_are_refused() -> None:
     async with Engine("cpu", host_memory="8MiB") as engine:
         with pytest.raises(ValueError, match="device_memory does not go with device 'cpu'"):
             async with engine.share(device_memory="1MiB", host_memory="1MiB"):
@@ -318,7 +318,7 @@ async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
         assert np.isfinite(await model.loss(*batches_of(NARROW, 1)[0]))
 
 
-async def test_a_share_ends_behind_a_save_of_it_that_goes_on_in_the_background(tmp_path: Path) -> None:
+async def test_a_share_ends_after_its_save_in_the_background(tmp_path: Path) -> None:
     async with Engine("emulated", device_memory=4 * STATES, host_memory=12 * STATES) as engine:
         async with engine.share(device_memory=2 * STATES, host_memory=8 * STATES) as part:
             model = await lively(part, NARROW, 1)

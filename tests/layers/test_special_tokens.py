@@ -1,4 +1,4 @@
-"""Whether a model has the tokens of a tokenizer. What is written of them is tested with the companions of checkpoints."""
+"""Whether a model has the tokens of a tokenizer. Writing special tokens is tested with the companions of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_model_may_have_more_tokens_than_the_tokenizer_but_not_fewer() -> None
         check_fit(ByteTokenizer(), 255, "the model of runs/one")
 
 
-def test_special_tokens_behind_all_others_may_be_the_tokenizers_alone() -> None:
+def test_special_tokens_after_all_others_may_exist_in_the_tokenizer_alone() -> None:
     raw = tokenizers.Tokenizer.from_str(train_bpe([], 256).to_json().decode())
     raw.add_special_tokens(["<pad>", "<mask>"])
     check_fit(HuggingFaceTokenizer(raw), 256, "the model")

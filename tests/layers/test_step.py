@@ -1,4 +1,4 @@
-"""Recorded programs, run by the interpreter: equal bits in every mode; the same values as PyTorch where it is there."""
+"""Recorded programs run by the interpreter: equal bits in every mode; the values of PyTorch where it is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 
 def model_of(shape: Shape, **more: Any) -> Model:
-    """Weights larger than those of a new model, biases not zero: every gradient is then well away from zero."""
+    """Make a model with larger weights than a new one and biases that are not zero, so that no gradient is close to zero."""
     model = Model.create(shape.parameters(), seed=1, **more)
     random = np.random.default_rng(5)
     model.load({name: 2 * value + 0.05 * random.standard_normal(value.shape, np.float32)
@@ -36,7 +36,7 @@ def assert_same_bits(one: Tensors, other: Tensors) -> None:
         assert np.array_equal(value, other[name]), name
 
 
-def test_however_many_parts_keep_their_activations_bits_are_equal(shape: Shape) -> None:
+def test_bits_are_equal_for_any_number_of_parts_that_keep_their_activations(shape: Shape) -> None:
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape)
     loss, again = model.gradients(tokens, targets, shape.micro_batches)
@@ -49,8 +49,8 @@ def test_however_many_parts_keep_their_activations_bits_are_equal(shape: Shape) 
 
 
 @pytest.mark.parametrize("kept", [0, 2])
-def test_in_however_many_passes_rows_go_bits_are_equal(shape: Shape, kept: int) -> None:
-    """One for all micro-batches together, and so on to one for each sequence that is cut, or tile of whole ones."""
+def test_bits_are_equal_for_any_number_of_passes(shape: Shape, kept: int) -> None:
+    """From one pass for all micro-batches to one for each cut sequence, or for each tile of whole sequences."""
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape)
     loss, expected = model.gradients(tokens, targets, shape.micro_batches, kept=kept)
@@ -73,7 +73,7 @@ def test_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
         assert_same_bits(fused.state(family), clipped.state(family))
 
 
-def test_norm_is_that_of_the_gradients(shape: Shape) -> None:
+def test_the_norm_is_that_of_the_gradients(shape: Shape) -> None:
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape)
     loss, gradients = model.gradients(tokens, targets, shape.micro_batches)
@@ -94,16 +94,16 @@ def test_micro_batches_change_rounding_only() -> None:
 
 
 def distance(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Norm of the difference over the norm."""
+    """Return the norm of the difference, divided by the norm."""
     wide = expected.astype(np.float64)
     return float(np.linalg.norm(found - wide) / np.linalg.norm(wide))
 
 
 def determined(name: str, value: NDArray[Any], length: int) -> NDArray[Any]:
-    """Without the columns of c_attn whose true gradient is zero, and which hold rounding noise on both sides.
+    """Return the tensor without the columns of c_attn whose true gradient is zero, where both sides hold rounding noise.
 
-    Softmax does not see a shift of all scores of a row: the bias of keys. A lone token attends to itself whatever its
-    query and key are: all of both.
+    Softmax does not see a shift of all scores of a row: this affects the bias of the keys. A lone token attends to itself
+    whatever its query and key are: this affects all of both.
     """
     if "c_attn" not in name:
         return value
@@ -114,7 +114,7 @@ def determined(name: str, value: NDArray[Any], length: int) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("name", ["sequences cut, all ragged", "several sequences in a tile", "tiles of one"])
-def test_the_cpus_kernels_agree_with_plain_numpy(name: str) -> None:
+def test_the_cpu_kernels_agree_with_plain_numpy(name: str) -> None:
     shape = LIGHT[name]
     tokens, targets = shape.batch_of_tokens()
     plain, compiled = model_of(shape), model_of(shape, kernels=KERNELS)

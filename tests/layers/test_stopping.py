@@ -1,4 +1,4 @@
-"""Where a text ends, however it comes in pieces."""
+"""The end of a text, however its pieces arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from asynctile.layers.stopping import MOST_CHARACTERS, MOST_STRINGS, Stopping
 
 
 def searched(text: str, strings: list[str]) -> tuple[str, str | None]:
-    """What is shown of a whole text, and what ended it: the string that is complete first, of several the longest."""
+    """Return the shown part of a whole text, and the stop string that ended it.
+
+    The first string to be complete ends a text; of several at once, the longest.
+    """
     for end in range(1, len(text) + 1):
         complete = [string for string in strings if text[:end].endswith(string)]
         if complete:
@@ -37,7 +40,7 @@ def test_the_cut_of_a_text_changes_nothing(text: str, strings: list[str], data: 
 
 
 @given(st.text("ab", max_size=14), st.lists(st.text("ab", min_size=1, max_size=5), max_size=4))
-def test_all_is_shown_at_once_that_begins_no_stop_string(text: str, strings: list[str]) -> None:
+def test_text_that_begins_no_stop_string_is_shown_at_once(text: str, strings: list[str]) -> None:
     stopping = Stopping(strings=strings)
     shown = "".join(pushed(stopping, list(text)))
     if stopping.found is None:
@@ -45,26 +48,26 @@ def test_all_is_shown_at_once_that_begins_no_stop_string(text: str, strings: lis
         assert text[len(shown) :] == max((one for one in beginnings if text.endswith(one)), key=len)
 
 
-def test_a_string_over_several_pieces_is_held_back_and_never_shown() -> None:
+def test_a_stop_string_over_several_pieces_is_held_back_and_never_shown() -> None:
     stopping = Stopping(strings="\n\nQ:")
     assert pushed(stopping, ["Yes.", "\n", "\n", "A:", " no\n\n", "Q", ": more", "still"]) == [
         "Yes.", "", "", "\n\nA:", " no", "", "", ""]  # fmt: skip
     assert stopping.found == "\n\nQ:" and stopping.end() == ""
 
 
-def test_a_string_that_overlaps_itself_is_found() -> None:
+def test_a_stop_string_that_overlaps_itself_is_found() -> None:
     stopping = Stopping(strings=["aab"])
     assert pushed(stopping, ["a", "a", "a", "b"]) == ["", "", "a", ""]
     assert stopping.found == "aab"
 
 
-def test_what_looked_like_a_stop_string_is_shown_at_the_end() -> None:
+def test_text_that_only_looked_like_a_stop_string_is_shown_at_the_end() -> None:
     stopping = Stopping(strings=["stop now"])
     assert (stopping.push("please stop"), stopping.end(), stopping.end()) == ("please ", "stop", "")
     assert stopping.found is None
 
 
-def test_a_stop_id_ends_the_text_and_shows_what_was_held_back() -> None:
+def test_a_stop_id_ends_the_text_and_shows_the_held_back_part() -> None:
     stopping = Stopping(ids=[7, np.int64(8)], strings="END")
     assert not stopping.is_end(6)
     assert stopping.push("an E") == "an "
@@ -97,7 +100,7 @@ def test_nothing_ends_a_text_by_default() -> None:
         ({"ids": itertools.count()}, TypeError, "stop id is .*, expected"),
     ],
 )
-def test_what_can_end_no_text_is_refused_in_a_sentence(given: Any, kind: type[Exception], sentence: str) -> None:
+def test_an_invalid_stop_is_refused_in_a_sentence(given: Any, kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind, match=sentence) as caught:
         Stopping(**given)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200

@@ -1,6 +1,6 @@
-"""What models and trainings tell, count and log: each end of a step and of a save.
+"""Events, counts and logs of models and trainings: every end of a step and of a save.
 
-How a step or a save may end is test_trainer.py and test_saving.py; what the engine itself tells is tests/test_events.py.
+test_trainer.py and test_saving.py test how a step or a save may end, tests/test_events.py the events of the engine itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def rest(reader: Events) -> list[Event]:
-    """What it still gets of an engine that is closed."""
+    """Return the events that a closed engine still has for this reader, without the last, Closing."""
     told = [event async for event in reader]
     assert isinstance(told.pop(), Closing)
     return told
@@ -60,7 +60,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-async def test_a_step_is_told_with_its_report_and_counted_whether_anybody_listens_or_not(
+async def test_a_step_is_told_with_its_report_and_counted_with_or_without_a_reader(
     caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Engine("cpu") as engine:
@@ -82,7 +82,7 @@ async def test_a_step_is_told_with_its_report_and_counted_whether_anybody_listen
 
 
 @pytest.mark.parametrize(("asked", "told"), [(5, [(3, 5)]), (3, []), (2, []), (None, [])])
-async def test_that_the_batches_ended_before_the_run_is_told_once(
+async def test_batches_that_end_before_the_run_are_told_once(
     caplog: pytest.LogCaptureFixture, asked: int | None, told: list[tuple[int, int]]
 ) -> None:
     async with Engine("cpu") as engine:
@@ -115,7 +115,7 @@ async def test_steps_on_a_share_count_there() -> None:
 
 
 def not_finite(number: int) -> Callable[[Any], Callable[..., None]]:
-    """Of a kernel: what it reports, or one of its arrays, is not finite."""
+    """Return a wrapper of kernels that makes the reported number, or one of the arrays, not finite."""
 
     def disguise(true: Any) -> Callable[..., None]:
         def kernel(*args: Any) -> None:
@@ -127,7 +127,7 @@ def not_finite(number: int) -> Callable[[Any], Callable[..., None]]:
     return disguise
 
 
-async def test_a_step_that_is_skipped_is_a_step_a_fault_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_skipped_step_is_a_step_a_fault_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with Engine("cpu") as engine:
         trainer = await named(engine, clip_norm=1.0)
         await trainer.step(*BATCHES[0])
@@ -150,7 +150,7 @@ def broken(*args: Any) -> None:
 @pytest.mark.parametrize(("kernel", "error", "kind", "logs"), [
     ("gelu", DeviceError, OPERATION, 0), ("adamw", TornModelError, TORN, 1),
 ])  # fmt: skip
-async def test_a_step_that_fails_is_told_by_what_became_of_the_model(
+async def test_a_failed_step_is_told_with_the_state_of_the_model(
     kernel: str, error: type[Exception], kind: str, logs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Engine("cpu") as engine:
@@ -168,7 +168,7 @@ async def test_a_step_that_fails_is_told_by_what_became_of_the_model(
     assert [level for level, _ in logged(caplog)] == ["WARNING"] * logs
 
 
-async def test_what_is_computed_without_training_tells_of_its_failures_too() -> None:
+async def test_computing_without_training_tells_of_its_failures_too() -> None:
     async with Engine("cpu") as engine:
         model = (await named(engine)).model
         reader = engine.events()
@@ -202,7 +202,7 @@ async def test_a_save_is_told_when_it_begins_and_when_it_is_done(
 
 
 @pytest.mark.parametrize("behind", [False, True])
-async def test_a_save_that_fails_is_told_and_logged_where_nobody_may_ask_for_its_error(
+async def test_a_failed_save_is_told_and_logged_if_nobody_may_ask_for_its_error(
     behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*args: Any) -> None:
@@ -222,7 +222,7 @@ async def test_a_save_that_fails_is_told_and_logged_where_nobody_may_ask_for_its
     assert [level for level, _ in logged(caplog)] == ["WARNING"] * behind
 
 
-async def test_a_save_that_is_cancelled_is_told_as_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_save_is_told_as_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, loop, write = asyncio.Event(), asyncio.get_running_loop(), TensorWriter.write
 
     def telling(writer: TensorWriter, *args: Any) -> None:
@@ -243,7 +243,7 @@ async def test_a_save_that_is_cancelled_is_told_as_one_that_failed(tmp_path: Pat
     assert failed.error == "it was cancelled"
 
 
-async def test_a_save_that_finds_no_room_behind_the_training_says_what_it_lacked(tmp_path: Path) -> None:
+async def test_a_save_without_room_beside_the_training_says_what_it_lacked(tmp_path: Path) -> None:
     async with Engine("cpu", host_memory=2 * SMALL.config.states_nbytes) as engine:
         trainer = await named(engine, steps=1)
         reader = engine.events()

@@ -1,4 +1,4 @@
-"""What is told and counted of requests for text: begun, first token, and how they end. Texts are test_server.py's."""
+"""Events and counts of requests for text: begin, first token, and every end. test_server.py tests the texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = PROMPTS[0]
 
 
 async def rest(reader: Events) -> list[Event]:
-    """What it still gets of an engine that is closed."""
+    """Return the events that a closed engine still has for this reader, without the last, Closing."""
     told = [event async for event in reader]
     assert isinstance(told.pop(), Closing)
     return told
@@ -34,7 +34,7 @@ def counted(statistics: Statistics) -> tuple[int, int]:
     return statistics.requests, statistics.request_tokens
 
 
-async def test_a_request_is_told_when_it_begins_has_a_token_and_is_over_with_its_times() -> None:
+async def test_a_request_is_told_when_it_begins_has_a_token_and_ends_with_its_times() -> None:
     async with Engine("cpu") as engine:
         model = await named(engine)
         reader = engine.events()
@@ -65,7 +65,7 @@ async def test_requests_on_a_share_are_told_and_counted_there() -> None:
         assert {(await anext(reader)).share for _ in range(3)} == {"chat"}
 
 
-async def test_a_request_that_nobody_reads_any_more_was_cancelled_while_it_waited_or_wrote() -> None:
+async def test_a_request_without_a_reader_counts_as_cancelled_while_it_waited_or_wrote() -> None:
     async with Engine("cpu") as engine:
         model = await named(engine)
         reader = engine.events()
@@ -84,7 +84,7 @@ async def test_a_request_that_nobody_reads_any_more_was_cancelled_while_it_waite
     assert all(event.reason == CANCELLED and event.first_token_s is None for event in done[1:-1])
 
 
-async def test_a_request_that_fails_says_why() -> None:
+async def test_a_failed_request_says_why() -> None:
     def broken(*args: object) -> None:
         raise FloatingPointError("it broke")
 
@@ -100,7 +100,7 @@ async def test_a_request_that_fails_says_why() -> None:
     assert (done.reason, done.error, done.new_tokens) == (FAILED, str(caught.value), 0)
 
 
-async def test_a_request_that_is_refused_was_none() -> None:
+async def test_a_refused_request_is_not_counted() -> None:
     async with Engine("cpu") as engine:
         model = await named(engine)
         reader = engine.events()

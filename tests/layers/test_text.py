@@ -1,4 +1,4 @@
-"""What is read as text: one file, a folder of many, documents in lines of JSON. Tokens of it are test_tokens.py."""
+"""Sources of text: one file, a folder of many, documents in lines of JSON. test_tokens.py tests their tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_folder_is_its_text_files_in_sorted_order(folder):
     assert source.nbytes == 6
 
 
-def test_no_path_is_the_source_of_the_standard_library():
+def test_without_a_path_the_text_is_the_source_of_the_standard_library():
     source = TextSource(None)
     assert source.nbytes > 5_000_000
     names = [file.relative_to(source.path).as_posix() for file in source.files]
@@ -71,7 +71,7 @@ def test_pieces_are_the_text_and_cut_no_character(tmp_path_factory, parts, piece
         piece.decode()
 
 
-def test_bytes_that_are_no_utf8_are_read_too(tmp_path):
+def test_bytes_that_are_not_utf8_are_read_too(tmp_path):
     for content in (b"\xff", b"\xe6\x97", b"\x80" * 9, b"a\xf0\x9f"):
         (tmp_path / "a").write_bytes(content)
         assert whole(TextSource(tmp_path / "a")) == content
@@ -91,7 +91,7 @@ def test_data_that_is_missing_or_empty_is_named(tmp_path):
 
 
 @pytest.mark.timeout(10)
-def test_data_that_is_no_regular_file_is_refused_at_once(tmp_path):
+def test_a_special_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     for path, why in [
@@ -103,7 +103,7 @@ def test_data_that_is_no_regular_file_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.timeout(10)
-def test_what_is_no_file_in_a_folder_is_left_out(folder):
+def test_special_files_in_a_folder_are_left_out(folder):
     expected = TextSource(folder).files
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to("loop")
@@ -119,7 +119,7 @@ def test_a_link_is_read_by_its_own_name_as_caches_have_them(tmp_path):
     assert whole(open_source(tmp_path / "blob")) == b'{"text": "one"}\n'
 
 
-def test_what_is_no_text_in_a_folder_is_left_out_and_counted_in_a_line(folder):
+def test_files_without_text_in_a_folder_are_left_out_and_counted_in_a_line(folder):
     source = TextSource(folder)
     assert source.note == "1 binary file was left out: picture.bin"
     (folder / "b" / "a\nb.gz").write_bytes(gzip.compress(b"text", mtime=1))
@@ -141,7 +141,7 @@ def lines(*found):
 
 
 def documents(source):
-    """The texts between which a separator stands."""
+    """Return the texts between separators."""
     found = []
     for piece in source.read():
         found = [*found, piece.text] if piece.begins or not found else [*found[:-1], found[-1] + piece.text]
@@ -171,7 +171,7 @@ def test_a_line_is_a_document(tmp_path):
     ("[" * 100_000, "is not valid JSON \\(it is nested deeper than 64"),
     ('{"text": "\udcff"}', "is not valid JSON \\(byte 10 is not UTF-8"),
 ])  # fmt: skip
-def test_a_line_that_is_no_document_is_named_by_file_and_number(tmp_path, line, sentence):
+def test_an_invalid_line_is_named_by_file_and_number(tmp_path, line, sentence):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "fine"}\n\n' + line.encode("utf-8", "surrogateescape") + b"\n")
     with pytest.raises(ValueError, match=rf"^data {path}, line 3, {sentence}") as caught:
@@ -179,7 +179,7 @@ def test_a_line_that_is_no_document_is_named_by_file_and_number(tmp_path, line, 
     assert str(caught.value).isprintable() and len(str(caught.value)) < 500
 
 
-def test_a_line_without_end_is_refused_before_it_is_held(tmp_path):
+def test_an_endless_line_is_refused_before_it_is_in_memory(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(lines({"text": "fine"}))
     os.truncate(path, 3 << 30)  # zeros, and no end of a line
@@ -197,7 +197,7 @@ def test_a_line_without_end_is_refused_before_it_is_held(tmp_path):
         tracemalloc.stop()
 
 
-def test_memory_is_that_of_a_few_lines_however_long_the_file_is(tmp_path):
+def test_memory_is_that_of_a_few_lines_for_any_length_of_file(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(lines({"text": "a document of some length " * 400}) * 900)
     assert path.stat().st_size > 8 << 20
@@ -211,7 +211,7 @@ def test_memory_is_that_of_a_few_lines_however_long_the_file_is(tmp_path):
     assert len(tokens) == 900 * (26 * 400 + 2) - 2
 
 
-def test_between_documents_stands_the_end_of_a_text_or_a_blank_line_and_joins_nothing(tmp_path):
+def test_an_end_token_or_a_blank_line_separates_documents_and_nothing_joins_them(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "a.txt").write_text("aa")
@@ -241,7 +241,7 @@ TEXTS = st.lists(st.sampled_from(["a", "\n", "\u017e", "\U0001f600", "words\n"])
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(4, 9))
-def test_pieces_are_those_of_each_document_alone(tmp_path_factory, texts, piece_nbytes):
+def test_the_pieces_of_a_document_do_not_depend_on_other_documents(tmp_path_factory, texts, piece_nbytes):
     folder = tmp_path_factory.mktemp("documents")
     (folder / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.MonkeyPatch.context() as patch:
@@ -265,13 +265,13 @@ def test_another_field_is_another_text(tmp_path):
     assert open_source(tmp_path / "a.txt").fingerprint == open_source(tmp_path / "a.txt", "more").fingerprint
 
 
-def test_a_file_whose_documents_are_empty_has_no_tokens(tmp_path):
+def test_a_file_of_empty_documents_has_no_tokens(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines({"text": ""}) + "\n")
     with pytest.raises(ValueError, match=r"a\.jsonl of 14 bytes gives no tokens"):
         open_source(tmp_path / "a.jsonl").tokens(ByteTokenizer(), tmp_path / "tokens")
 
 
-def test_what_stands_in_pieces_says_how_far_the_files_are_read(tmp_path):
+def test_pieces_say_how_much_of_the_files_is_read(tmp_path):
     (tmp_path / "a.txt").write_text("aaaa")
     (tmp_path / "b.jsonl").write_text(lines({"text": "b"}, {"text": "c"}))
     pieces = [TextPiece(b"aaaa", False, 4), TextPiece(b"b", True, 18), TextPiece(b"c", True, 32)]

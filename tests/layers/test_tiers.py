@@ -1,8 +1,9 @@
-"""Trainings with a disk below RAM: equal bits at every budget, what is written and what is not, and what is refused.
+"""Trainings with a disk below RAM: equal bits at every budget, the tiles that are written, and refusals.
 
-The device over RAM alone is test_equal_bits.py; the engine without a model is tests/memory/test_tiers.py and test_failures.py.
+test_equal_bits.py tests the device over RAM alone; tests/memory/test_tiers.py and test_failures.py test the engine without a
+model.
 
-Long because all of it is asked of one small training, compared with the same yardstick.
+Long because everything is tried on one small training and compared with the same yardstick.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ async def check(folder: Path, device: str, prefetch: int = 2, **caps: Any) -> No
 
 
 async def floor_of(**options: Any) -> int:
-    """The floor that a cap far too small is refused with."""
+    """Return the floor that the refusal of a far too small cap names."""
     async with Engine(**options) as engine:
         with pytest.raises(BudgetError) as caught:
             await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
@@ -87,7 +88,7 @@ async def test_no_budget_on_cpu_changes_a_bit(share: str | float, prefetch: int,
 async def test_no_budget_of_three_tiers_changes_a_bit(
     device_share: float, host_share: float, prefetch: int, tmp_path: Path
 ) -> None:
-    """host_share 0: the floor of RAM, one slot of each size that tiles pass through."""
+    """With host_share 0, RAM has its floor: one slot of each size of tiles that pass through."""
     device_memory = int(device_share * STATES)
     cap = int(host_share * STATES) or await floor_of(
         device="emulated", device_memory=device_memory, spill=tmp_path, host_memory=1
@@ -96,7 +97,7 @@ async def test_no_budget_of_three_tiers_changes_a_bit(
 
 
 @pytest.mark.parametrize("indexes", [(0, 4, 8), law(range(12))], ids=["three", "twelve"])
-async def test_budgets_of_three_tiers_end_and_agree(indexes: Sequence[int], tmp_path: Path) -> None:
+async def test_every_budget_of_three_tiers_ends_and_agrees(indexes: Sequence[int], tmp_path: Path) -> None:
     for index in indexes:
         device_memory, host_memory = int((0.15 + 0.11 * index) * STATES), int((0.05 + 0.17 * (index * 5 % 12)) * STATES)
         await check(tmp_path, "emulated", (2, 0, 8)[index % 3], device_memory=device_memory, host_memory=host_memory)
@@ -112,7 +113,7 @@ async def test_no_mode_changes_a_bit(clip_norm: float | None, recompute: bool, t
         assert_same_bits(found, await yardstick())
 
 
-async def test_where_ram_suffices_nothing_is_written_to_the_disk(tmp_path: Path) -> None:
+async def test_with_enough_ram_nothing_is_written_to_the_disk(tmp_path: Path) -> None:
     plan = plan_step(SMALL.config, SMALL.work(), Machine(device="cpu", spill=True))
     for options in ({"device": "cpu"}, {"device": "emulated", "device_memory": "64KiB"}):
         options["host_memory"] = plan.resident_bytes
@@ -124,7 +125,7 @@ async def test_where_ram_suffices_nothing_is_written_to_the_disk(tmp_path: Path)
 
 
 @pytest.mark.parametrize("options", [{"device": "cpu"}, {"device": "emulated", "device_memory": "64KiB"}], ids=str)
-async def test_tiles_that_did_not_change_are_not_written_again(options: dict[str, Any], tmp_path: Path) -> None:
+async def test_unchanged_tiles_are_not_written_again(options: dict[str, Any], tmp_path: Path) -> None:
     tokens, targets = RAGGED.batch_of_tokens()
     async with Engine(**options, host_memory="130KiB", spill=tmp_path) as engine:
         model = await lively(engine, RAGGED)
@@ -138,7 +139,7 @@ async def test_tiles_that_did_not_change_are_not_written_again(options: dict[str
     assert read > 2 * STATES // 3, "weights come from the disk"
 
 
-async def test_a_spill_limit_that_is_too_small_is_refused_with_what_is_needed_and_that_is_enough(tmp_path: Path) -> None:
+async def test_a_spill_limit_too_small_is_refused_with_a_limit_that_suffices(tmp_path: Path) -> None:
     async with Engine("cpu", host_memory=STATES, spill=tmp_path, spill_limit="64KiB") as engine:
         with pytest.raises(BudgetError, match=r"spill_limit of 64.00 KiB is below .* raise spill_limit") as caught:
             await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
@@ -150,7 +151,7 @@ async def test_a_spill_limit_that_is_too_small_is_refused_with_what_is_needed_an
     await check(tmp_path, "cpu", host_memory=STATES, spill_limit=caught.value.floor)
 
 
-async def test_a_folder_that_another_engine_uses_is_refused_and_free_afterwards(tmp_path: Path) -> None:
+async def test_a_folder_in_use_by_another_engine_is_refused_and_free_afterwards(tmp_path: Path) -> None:
     async with Engine("cpu", spill=tmp_path):
         with pytest.raises(TierError, match=r"another engine"):
             async with Engine("cpu", spill=tmp_path):
@@ -160,7 +161,7 @@ async def test_a_folder_that_another_engine_uses_is_refused_and_free_afterwards(
 
 
 @pytest.mark.parametrize(("make", "says"), [(lambda path: path / "none", "none"), (lambda path: _file(path), "folder")])
-async def test_a_folder_that_cannot_be_used_is_one_line_and_leaves_no_thread(make: Any, says: str, tmp_path: Path) -> None:
+async def test_an_unusable_folder_is_refused_in_one_line_and_leaves_no_thread(make: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(TierError, match=says) as caught:
         async with Engine("emulated", spill=make(tmp_path)):
             pass
@@ -173,7 +174,7 @@ def _file(path: Path) -> Path:
     return path / "file"
 
 
-async def test_foreign_files_in_the_folder_stay_as_they_are(tmp_path: Path) -> None:
+async def test_foreign_files_in_the_folder_stay_unchanged(tmp_path: Path) -> None:
     (tmp_path / "spill-0001.tiles").write_bytes(b"of another program")
     async with Engine("cpu", host_memory=STATES, spill=tmp_path) as engine:
         trainer = Trainer(await lively(engine, RAGGED), micro_batches=2)
@@ -184,7 +185,7 @@ async def test_foreign_files_in_the_folder_stay_as_they_are(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("update", ["device", "host"])
-async def test_the_plan_of_three_tiers_moves_what_a_step_moves(update: str, tmp_path: Path) -> None:
+async def test_the_plan_of_three_tiers_moves_the_bytes_of_a_real_step(update: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"device_memory": STATES // 4, "host_memory": STATES // 3}
     plan = plan_step(RAGGED.config, RAGGED.work(update=update), Machine(device="emulated", spill=True, **options))
     async with Engine("emulated", spill=tmp_path, **options) as engine:
@@ -246,7 +247,7 @@ def test_creating_saving_loading_and_exporting_stay_within_the_budget(device: st
     assert found["grown"] < caps + (48 << 20), found
 
 
-async def test_a_model_that_was_spilled_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+async def test_a_spilled_model_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
     (tmp_path / "spill").mkdir()
     async with Engine("cpu") as engine:
@@ -260,10 +261,10 @@ async def test_a_model_that_was_spilled_is_saved_and_loaded_whole(tmp_path: Path
             assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-async def test_a_tile_that_cannot_be_read_before_the_first_update_leaves_the_model_as_it_was(
+async def test_a_failed_read_before_the_first_update_leaves_the_model_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What takes over a slot from work that failed has not failed: no other tile may be lost with it."""
+    """A tile that takes over a slot from failed work has not failed: no other tile may be lost with the first."""
     monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
     batches = batches_of(SMALL, 3)
     whole = 0
@@ -289,7 +290,7 @@ async def test_a_tile_that_cannot_be_read_before_the_first_update_leaves_the_mod
     assert whole > 0
 
 
-async def test_with_a_folder_and_no_cap_ram_has_a_cap(tmp_path: Path) -> None:
+async def test_with_a_folder_and_no_cap_ram_gets_a_cap(tmp_path: Path) -> None:
     async with Engine("cpu", spill=tmp_path) as engine:
         cap = engine.statistics().host_memory_bytes
     assert cap is not None
@@ -297,7 +298,7 @@ async def test_with_a_folder_and_no_cap_ram_has_a_cap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", ["preadv", "pwritev"])
-async def test_a_disk_that_does_not_answer_is_a_stall_and_the_folder_is_free_when_it_does(hangs: str, tmp_path: Path) -> None:
+async def test_a_disk_that_does_not_answer_is_a_stall_and_the_folder_is_free_once_it_does(hangs: str, tmp_path: Path) -> None:
     shut, answer = threading.Event(), threading.Event()
 
     def wrap(file: Any) -> Any:

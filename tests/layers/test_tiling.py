@@ -39,7 +39,7 @@ def test_split_covers_exactly(units: int, tile: int, multiple: int) -> None:
 
 
 @given(n=small, tile=small, pitch=st.sampled_from([2, 8, 16]))
-def test_only_the_last_part_of_a_padded_split_is_no_multiple_of_its_pitch(n: int, tile: int, pitch: int) -> None:
+def test_only_the_last_part_of_a_padded_split_is_not_a_multiple_of_its_pitch(n: int, tile: int, pitch: int) -> None:
     split = Split.even(n, tile, pitch=pitch)
     sizes = [stop - start for start, stop in split]
     assert sum(sizes) == n and min(sizes) > 0
@@ -51,12 +51,12 @@ def test_only_the_last_part_of_a_padded_split_is_no_multiple_of_its_pitch(n: int
 
 
 @given(n=small, parts=st.integers(1, 8))
-def test_split_is_in_whole_grains_where_there_is_room(n: int, parts: int) -> None:
+def test_a_split_uses_whole_grains_where_there_is_room(n: int, parts: int) -> None:
     sizes = [stop - start for start, stop in Split.even(n, parts * GRAIN)]
     assert all(size % GRAIN == 0 for size in sizes[:-1])
 
 
-def test_split_balances() -> None:
+def test_a_split_is_balanced() -> None:
     assert Split.even(1600, 768).offsets == (0, 544, 1088, 1600)
     assert Split.even(100, 30).offsets == (0, 25, 50, 75, 100)
     assert Split.even(768, 512, multiple=64).offsets == (0, 384, 768)
@@ -109,7 +109,7 @@ def test_passes_cover_rows_in_order_and_no_sequence_is_in_two(
         rows.in_passes(rows.most_passes + 1)
 
 
-def test_rows_asked_for_again_are_those_of_this_batch_and_cut_once() -> None:
+def test_rows_requested_again_are_those_of_this_batch_and_cut_once() -> None:
     tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=50), tile=32)
     asked = [(4, 64, 1), (4, 64, 2), (2, 64, 2), (2, 16, 2), (4, 64, 1)]
     for batch, length, micro_batches in asked:
@@ -150,7 +150,7 @@ def test_default_tile_is_the_largest_within_the_floor(config: GPT2Config, grain:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
-def test_the_published_models_have_the_widest_tiles_on_a_gpu_and_floors_that_any_gpu_has(name: str, precision: str) -> None:
+def test_published_models_have_the_widest_tiles_on_a_gpu_and_floors_that_any_gpu_has(name: str, precision: str) -> None:
     config = GPT2Config.named(name)
     tile = default_tile(config, COARSE)
     assert tile == COARSE.ladder[0]
@@ -165,7 +165,7 @@ def test_a_step_of_gpt2_on_a_gpu_is_few_operations() -> None:
     assert len(record("step", parameters, tiling.rows(16, config.block_size))) < 1000
 
 
-def test_row_tiles_of_a_gpu_are_tall_and_each_a_strip_of_its_own() -> None:
+def test_row_tiles_of_a_gpu_are_tall_and_each_is_its_own_strip() -> None:
     tiling = Tiling(GPT2Config(n_layer=1, block_size=1024), 768, COARSE)
     rows = tiling.rows(16, 1024)
     assert tiling.row_tokens == 3072
@@ -181,7 +181,7 @@ def test_the_grain_is_that_of_the_kind_of_device() -> None:
 
 
 @pytest.mark.timeout(10)
-def test_a_batch_without_end_is_refused_before_its_rows_are_listed() -> None:
+def test_an_absurdly_large_batch_is_refused_before_its_rows_are_listed() -> None:
     with pytest.raises(ValueError, match=r"is 1,000,000,000,000 tokens, expected at most"):
         Tiling(GPT2Config(n_layer=1)).rows(10**12, 1)
 
@@ -195,7 +195,7 @@ def test_a_batch_without_end_is_refused_before_its_rows_are_listed() -> None:
     ],
     ids=["of weight tiles and row tiles", "of pairs of row tiles"],
 )
-def test_a_step_of_operations_without_end_is_refused_before_it_is_recorded_wherever_it_is_asked_for(
+def test_a_step_of_absurdly_many_operations_is_refused_everywhere_before_it_is_recorded(
     config: GPT2Config, tile: int, batch: int, length: int
 ) -> None:
     sentence = rf"of edge {tile} makes [\d,]+ operations forward, expected at most 1,048,576; choose a larger tile"
@@ -205,7 +205,7 @@ def test_a_step_of_operations_without_end_is_refused_before_it_is_recorded_where
         plan_step(config, Work(batch_size=batch, seq_len=length, tile=tile), Machine(device="cpu"))
 
 
-def test_what_is_refused_goes_by_what_a_program_holds() -> None:
+def test_a_refusal_depends_on_the_number_of_operations_in_a_program() -> None:
     config = GPT2Config(n_layer=3, n_head=4, n_embd=64, block_size=64, vocab_size=256)
     tiling = Tiling(config, 16)
     rows = tiling.rows(4, 64)
@@ -220,7 +220,7 @@ def test_published_models_with_default_tiles_are_not_refused(name: str, grain: G
     assert len(Tiling(GPT2Config.named(name), None, grain).rows(32, 1024, 4)) > 0
 
 
-def test_the_largest_edge_has_a_floor_and_beyond_is_refused() -> None:
+def test_the_largest_edge_has_a_floor_and_larger_ones_are_refused() -> None:
     config = GPT2Config(n_layer=1, n_head=1, n_embd=4, block_size=8, vocab_size=5)
     for grain in (FINE, COARSE):
         assert floor_demand(config, MOST_EDGE, grain).floor_nbytes > 0

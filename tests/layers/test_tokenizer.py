@@ -26,7 +26,7 @@ TEXT = "def forward(self, x):\n    return self.linear(x)  # žluťoučký kůň 
 
 
 @given(st.text())
-def test_bytes_come_back(text):
+def test_any_text_comes_back_from_bytes(text):
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
     assert ids.dtype == np.uint16
@@ -34,7 +34,7 @@ def test_bytes_come_back(text):
     assert tokenizer.decode(ids) == text
 
 
-def test_bytes_that_are_no_utf8_are_no_error():
+def test_bytes_that_are_not_utf8_are_no_error():
     assert ByteTokenizer().encode(b"\xff\x00").tolist() == [255, 0]
     assert ByteTokenizer().decode([0x41, 0xFF]) == "A\ufffd"
     assert train_bpe([TEXT], 300).encode(b"a\xff").dtype == np.uint16
@@ -47,7 +47,7 @@ def test_ids_outside_the_vocabulary_are_named(tokenizer):
             tokenizer.decode([65, wrong])
 
 
-def test_a_trained_bpe_is_shorter_comes_back_and_is_the_same_again():
+def test_a_trained_bpe_is_shorter_reversible_and_reproducible():
     tokenizer = train_bpe([TEXT], 300)
     assert 256 < tokenizer.vocab_size <= 300
     ids = tokenizer.encode(TEXT)
@@ -80,7 +80,7 @@ def test_other_programs_read_saved_bytes_with_the_same_ids(tmp_path):
     assert other.encode(every).ids == list(every.encode())
 
 
-def test_nothing_is_added_cut_or_padded(tmp_path):
+def test_texts_are_not_extended_cut_or_padded(tmp_path):
     raw = tokenizers.Tokenizer.from_str(train_bpe([TEXT], 300)._tokenizer.to_str())
     raw.add_special_tokens(["<s>"])
     raw.post_processor = tokenizers.processors.TemplateProcessing(
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
         open_tokenizer(tmp_path)
 
 
-def test_a_folder_without_tokenizer_is_named(tmp_path):
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot read .*tokenizer\.json"):
         open_tokenizer(tmp_path)
 
@@ -157,7 +157,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", [*WRONG, "[" * 100_000, '{"a":' * 100_000, "\0" * 1000])
-def test_a_file_that_makes_the_library_panic_is_one_sentence_and_no_print(tmp_path, capfd, wrong):
+def test_a_file_that_makes_the_library_panic_is_refused_in_one_sentence_without_print(tmp_path, capfd, wrong):
     path = tmp_path / "tokenizer.json"
     path.write_text(wrong if isinstance(wrong, str) else json.dumps(wrong))
     with pytest.raises(ValueError, match=r"tokenizer .*tokenizer\.json is not a tokenizer\.json \(.+\); expected") as caught:
@@ -174,7 +174,7 @@ def test_a_tokenizer_without_tokens_is_named(tmp_path):
         load_tokenizer(str(tmp_path / "tokenizer.json"), ())
 
 
-def test_a_text_that_the_vocabulary_cannot_say_is_one_sentence(tmp_path):
+def test_a_text_outside_the_vocabulary_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}))
     tokenizer = load_tokenizer(str(path), ())
@@ -183,7 +183,7 @@ def test_a_text_that_the_vocabulary_cannot_say_is_one_sentence(tmp_path):
         tokenizer.encode("b")
 
 
-def test_a_panic_later_is_a_sentence_and_other_ends_of_a_program_pass(monkeypatch):
+def test_a_later_panic_is_a_sentence_and_other_exits_of_the_program_pass(monkeypatch):
     class PanicException(BaseException):
         pass
 
@@ -199,7 +199,7 @@ def test_a_panic_later_is_a_sentence_and_other_ends_of_a_program_pass(monkeypatc
             tokenizer.encode("a")
 
 
-def test_a_library_that_never_ends_or_dies_is_a_sentence(tmp_path, monkeypatch):
+def test_a_library_that_hangs_or_dies_is_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_trial, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(tokenizer_trial, "_TRIAL", "import time; time.sleep(60)")
     assert tokenizer_trial.refusal(b"{}") == "the library needs more than 0.2 s to read it"
@@ -210,7 +210,7 @@ def test_a_library_that_never_ends_or_dies_is_a_sentence(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["unknown", "empty", "a service", "not there", "not started"])
 def no_process(request, tmp_path, monkeypatch):
-    """Where no other process can read a file first; nobody starts the service anew."""
+    """A machine on which no other process can read a file first, and nobody restarts the service."""
     service, started = tmp_path / "uwsgi", tmp_path / "started"
     service.write_text(f"#!/bin/sh\ntouch {started}\n")
     service.chmod(0o755)
@@ -236,7 +236,7 @@ def test_without_another_process_a_tokenizer_is_read_and_a_panic_is_a_sentence(n
 
 
 @pytest.mark.timeout(10)
-def test_a_tokenizer_is_a_regular_file_of_a_size(tmp_path):
+def test_a_tokenizer_must_be_a_regular_file_of_limited_size(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "long").touch()
     os.truncate(tmp_path / "long", 1 << 40)

@@ -1,4 +1,4 @@
-"""Text to tokens, which are made once and kept. Where text comes from is test_text.py, batches of tokens are test_data.py."""
+"""From text to tokens, which are made once and kept. test_text.py tests sources of text, test_data.py batches of tokens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_tokens_are_written_once_and_reused_only_for_the_same_text_and_tokenizer
     assert len(made) == 4
 
 
-def test_a_failure_while_making_tokens_leaves_what_was_there(folder, tmp_path):
+def test_a_failure_while_making_tokens_leaves_the_old_ones(folder, tmp_path):
     tokenise(TextSource(folder), ByteTokenizer(), tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in ("tokens.bin", "tokens.json")}
     (folder / "d.txt").write_text("dd")
@@ -84,7 +84,7 @@ def test_a_token_file_of_the_wrong_size_is_named(tmp_path):
         TokenFile(tmp_path / "none", np.uint16)
 
 
-def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_with_the_name_of_the_token_file(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("some text")
 
     def full(descriptor):
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch)
     assert list((tmp_path / "tokens").iterdir()) == []
 
 
-def test_a_file_that_becomes_shorter_is_an_error_and_not_the_end_of_the_process(tmp_path, monkeypatch):
+def test_a_file_that_shrinks_raises_an_error_instead_of_killing_the_process(tmp_path, monkeypatch):
     np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "t")
     file = TokenFile(tmp_path / "t", np.uint16)
     read = os.preadv
@@ -127,7 +127,7 @@ RECORD = {"dtype": "uint16", "nbytes": 8}
     (RECORD | {"path": "/dev/zero"}, ValueError, "it is a device"), (RECORD | {"path": "/"}, ValueError, "Is a directory"),
     (RECORD | {"path": __file__, "dtype": "uint16"}, ValueError, "expected a multiple|has changed since"),
 ])  # fmt: skip
-def test_a_record_of_tokens_that_is_damaged_is_named(tmp_path, record, error, sentence):
+def test_a_damaged_record_of_tokens_is_named(tmp_path, record, error, sentence):
     (tmp_path / "tokens.bin").write_bytes(bytes(8))
     (tmp_path / "tokens.json").write_text(json.dumps(RECORD))
     assert open_tokens(tmp_path)[:].tolist() == [0] * 4
@@ -137,7 +137,7 @@ def test_a_record_of_tokens_that_is_damaged_is_named(tmp_path, record, error, se
 
 
 @pytest.mark.timeout(10)
-def test_tokens_that_are_no_regular_file_or_of_another_length_are_named(tmp_path):
+def test_a_special_token_file_or_one_of_another_length_is_named(tmp_path):
     (tmp_path / "tokens.json").write_text(json.dumps(RECORD))
     os.mkfifo(tmp_path / "tokens.bin")
     with pytest.raises(ValueError, match=r"tokens\.bin cannot be read: it is a pipe"):

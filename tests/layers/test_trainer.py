@@ -1,9 +1,9 @@
 """Trainer: cancellation and failure in mid-step, skipped steps, checkpoints, running over batches.
 
-A kernel that is called for the n-th time hangs, raises or cancels: so a step is met at exactly one point, without clocks.
-That results do not depend on budgets is test_equal_bits.py; that they are right is tests/reference.
+The n-th call of a kernel hangs, raises or cancels, so an event meets a step at exactly one point, without clocks.
+test_equal_bits.py tests that results do not depend on budgets, tests/reference that they are right.
 
-Long because each way in which a step can end is met at several points, with the same few helpers.
+Long because each way in which a step can end is tried at several points, with the same few helpers.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tests.layers.training import (
 )  # fmt: skip
 
 SMALL_DEVICE = {"device": "emulated", "device_memory": NARROW.config.states_nbytes // 6}
-#: Without and with evictions under way, and with updates in RAM.
+#: Without evictions, with evictions in flight, and with updates in RAM.
 DEVICES: dict[str, tuple[dict[str, Any], str]] = {
     "cpu": ({"device": "cpu"}, "device"), "emulated": (SMALL_DEVICE, "device"), "updates on the host": (SMALL_DEVICE, "host"),
 }  # fmt: skip
-#: What trainers get where a test says nothing else.
+#: Options of a trainer where a test says nothing else.
 DEFAULTS = {"update": "device"}
 BATCHES = batches_of(NARROW, 4)
 _uninterrupted: dict[Any, Tensors] = {}
@@ -52,7 +52,7 @@ _uninterrupted: dict[Any, Tensors] = {}
 
 @pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Of an engine; trainers on it update where the parameter says."""
+    """Options of an engine; trainers on it place their updates by the same parameter."""
     engine_options, update = request.param
     monkeypatch.setitem(DEFAULTS, "update", update)
     return engine_options
@@ -73,7 +73,7 @@ async def loss_of_step_two() -> float:
 
 
 async def uninterrupted(steps: int, **more: Any) -> Tensors:
-    """Weights and moments after `steps` steps that nothing happened to."""
+    """Return weights and moments after `steps` undisturbed steps."""
     key = (steps, *more.items())
     if key not in _uninterrupted:
         async with Engine("cpu") as engine:
@@ -85,7 +85,7 @@ async def uninterrupted(steps: int, **more: Any) -> Tensors:
 
 
 class Once:
-    """A kernel of `engine` in disguise: before its n-th call from now, `action` runs in the stream's thread."""
+    """A stand-in for a kernel of `engine`: before its n-th call from now, `action` runs in the stream's thread."""
 
     def __init__(self, engine: Engine, kernel: str, n: int, action: Callable[[], Any]) -> None:
         self._kernels = runtime_of(engine).device.kernels
@@ -107,20 +107,20 @@ class Once:
 
 
 class Broken(RuntimeError):
-    """What a broken kernel raises."""
+    """The error of a broken kernel."""
 
 
 def broken() -> None:
     raise Broken("the kernel broke")
 
 
-#: (kernel, call) before the first update, that is before the loss is known: later the host may be ahead of a failure.
+#: (kernel, call) before the first update, that is, before the loss is known. After that the host may be ahead of a failure.
 BEFORE = {"the first operation": ("embed_tokens", 1), "in a block": ("gelu", 5), "in the head": ("cross_entropy", 9)}
 
 
 @pytest.mark.parametrize(("kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
 @pytest.mark.parametrize("step", [1, 2])
-async def test_a_failure_before_the_first_update_leaves_the_model_as_it_was(
+async def test_a_failure_before_the_first_update_leaves_the_model_unchanged(
     options: dict[str, Any], kernel: str, call: int, step: int
 ) -> None:
     async with Engine(**options) as engine:
@@ -140,7 +140,7 @@ async def test_a_failure_before_the_first_update_leaves_the_model_as_it_was(
     assert_same_tensors(found, await uninterrupted(3))
 
 
-async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_as_it_was(options: dict[str, Any]) -> None:
+async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_unchanged(options: dict[str, Any]) -> None:
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine, clip_norm=0.5)
         await trainer.step(*BATCHES[0])
@@ -199,7 +199,7 @@ async def test_a_torn_model_without_a_checkpoint_says_so() -> None:
 
 
 class Hang:
-    """Holds a stream at one call of one kernel until released; `reached` is awaited on the test's loop."""
+    """A stream held at one call of one kernel until released; `reached` is awaited on the test's loop."""
 
     def __init__(self, engine: Engine, kernel: str, call: int, *, then: Callable[[], Any] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -224,7 +224,7 @@ class Hang:
 
 
 async def settle(engine: Engine) -> None:
-    """Let both loops take what is on its way to them."""
+    """Let both loops process whatever is on its way to them."""
 
     async def turn() -> None:
         for _ in range(5):
@@ -238,11 +238,12 @@ async def settle(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("kernel", "call"), [*BEFORE.values(), ("cross_entropy_backward", 1)], ids=[*BEFORE.keys(), "in the head's backward"]
 )
-async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_was(
+async def test_a_step_cancelled_before_its_first_update_leaves_the_model_unchanged(
     options: dict[str, Any], kernel: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(**options) as engine:
-        device = runtime_of(engine).tiers.device  # of which the host cannot run ahead to the update, past what hangs
+        device = runtime_of(engine).tiers.device
+        # On this device the host cannot run ahead to the update, past the hanging kernel.
         device.grain = replace(device.grain, run_ahead=32)
         monkeypatch.setattr("asynctile.streams.run_ahead.RUN_AHEAD_OPERATIONS", 32)
         trainer = await trainer_on(engine, recompute=True)
@@ -270,7 +271,7 @@ async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_w
     ("adamw", 1, 1), ("adamw", 50, 3), ("layernorm_backward", 9, 1),
     law("adamw", 1, 3), law("adamw", 50, 1), law("layernorm_backward", 9, 3),
 ])  # fmt: skip
-async def test_cancelled_after_its_first_update_a_step_ends_and_then_says_so(
+async def test_a_step_cancelled_after_its_first_update_ends_and_then_raises_the_cancellation(
     options: dict[str, Any], kernel: str, call: int, cancels: int
 ) -> None:
     async with Engine(**options) as engine:
@@ -312,7 +313,7 @@ async def test_a_step_that_fails_after_its_first_update_tears_the_model_even_if_
             await trainer.step(*BATCHES[0])
 
 
-async def test_a_step_that_was_cancelled_while_it_waits_its_turn_never_begins() -> None:
+async def test_a_step_cancelled_while_it_waits_for_its_turn_never_begins() -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         await trainer.step(*BATCHES[0])
@@ -410,7 +411,7 @@ async def test_a_gradient_that_is_not_finite_tears_a_fused_step_and_skips_a_clip
             kernels["column_sums"] = true
 
 
-async def test_a_checkpoint_goes_on_bitwise_anywhere(options: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_checkpoint_resumes_with_equal_bits_anywhere(options: dict[str, Any], tmp_path: Path) -> None:
     async with Engine(**options, prefetch=1) as engine:
         trainer = await trainer_on(engine)
         await trainer.step(*BATCHES[0])
@@ -559,7 +560,7 @@ async def test_a_failed_save_leaves_the_older_checkpoint(tmp_path: Path) -> None
         assert (tmp_path / "file").read_text() == "mine"
 
 
-async def test_gradients_change_nothing(options: dict[str, Any]) -> None:
+async def test_computing_gradients_changes_nothing(options: dict[str, Any]) -> None:
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine)
         await trainer.step(*BATCHES[0])
@@ -575,7 +576,7 @@ async def test_gradients_change_nothing(options: dict[str, Any]) -> None:
     assert_same_tensors(found, await uninterrupted(2))
 
 
-async def test_another_trainer_of_a_model_goes_on_with_its_moments_and_its_step_count(options: dict[str, Any]) -> None:
+async def test_another_trainer_of_a_model_continues_with_its_moments_and_its_step_count(options: dict[str, Any]) -> None:
     async with Engine(**options) as engine:
         first = await trainer_on(engine)
         await first.step(*BATCHES[0])
@@ -592,7 +593,7 @@ async def test_another_trainer_of_a_model_goes_on_with_its_moments_and_its_step_
 
 
 async def test_two_trainers_share_an_engine(options: dict[str, Any]) -> None:
-    """Each as if it were alone, though their steps and other work take turns as they come."""
+    """Each gets its results as if alone, although their steps and other work take turns."""
     small = SHAPES["several sequences in a tile"]
     async with Engine("cpu") as engine:
         alone = Trainer(await lively(engine, small), OPTIMIZER, micro_batches=2)
@@ -655,7 +656,7 @@ async def test_run_takes_lists_generators_async_generators_and_awaitable_items()
     assert len(losses) == 1
 
 
-async def test_run_takes_batches_off_the_loop_and_loses_none_to_a_cancellation() -> None:
+async def test_run_takes_batches_in_a_thread_and_loses_none_to_a_cancellation() -> None:
     reached, go, threads = asyncio.Event(), threading.Event(), set()
     loop = asyncio.get_running_loop()
 
@@ -707,7 +708,7 @@ async def test_run_stops_after_its_steps_and_takes_no_batch_too_many() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async generator", "awaitable items"])
-async def test_a_run_that_waits_for_its_next_batch_is_cancelled_and_loses_none(kind: str) -> None:
+async def test_a_run_cancelled_while_it_waits_for_a_batch_loses_none(kind: str) -> None:
     waits, go = asyncio.Event(), asyncio.Event()
 
     async def late(batch: Any) -> Any:
@@ -734,7 +735,7 @@ async def test_a_run_that_waits_for_its_next_batch_is_cancelled_and_loses_none(k
     assert_same_tensors(found, await uninterrupted(2))
 
 
-async def test_a_run_keeps_its_batch_when_the_step_that_counted_meanwhile_was_not_its_own() -> None:
+async def test_a_run_keeps_its_batch_when_a_step_of_another_counts_meanwhile() -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         run = trainer.run(iter(BATCHES[1:2]))
@@ -755,7 +756,7 @@ async def test_a_run_keeps_its_batch_when_the_step_that_counted_meanwhile_was_no
     assert_same_tensors(found, await uninterrupted(2))
 
 
-async def test_the_thread_of_a_run_ends_with_its_batches_with_its_steps_or_with_the_engine() -> None:
+async def test_the_thread_of_a_run_ends_with_its_batches_its_steps_or_the_engine() -> None:
     def thread(run: Any) -> threading.Thread:
         return run._feed._thread
 
@@ -792,12 +793,12 @@ async def test_a_report_says_what_happened() -> None:
         assert report.downloaded_bytes > 0
         assert report.stall_s >= 0
     assert sum(report.uploaded_bytes for report in reports) == statistics.uploaded_bytes
-    # The first one finds the device empty, the second brings the tiles to where all that are played begin.
+    # The first step finds the device empty. The second loads the tiles to where all played steps begin.
     assert reports[2].uploaded_bytes == reports[3].uploaded_bytes
     assert [report.played for report in reports] == [False, True, True, True]
 
 
-async def test_a_step_that_is_skipped_or_repeated_leaks_nothing() -> None:
+async def test_a_skipped_or_repeated_step_leaks_nothing() -> None:
     async with Engine("emulated", device_memory=NARROW.config.states_nbytes // 8) as engine:
         trainer = await trainer_on(engine)
         for batch in BATCHES[:2]:
@@ -808,7 +809,7 @@ async def test_a_step_that_is_skipped_or_repeated_leaks_nothing() -> None:
             with pytest.raises(DeviceError):
                 await trainer.step(*BATCHES[2])
             disguise.restore()
-        for _ in range(2):  # the second is played, as the last before was: its inputs keep their places
+        for _ in range(2):  # the second is played, as the last one before was: its inputs keep their places
             assert await trainer.step(*BATCHES[2])
         assert engine.statistics().host_used_bytes == used
 

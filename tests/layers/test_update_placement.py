@@ -1,6 +1,6 @@
-"""Where AdamW runs: it changes no bit, it moves fewer bytes, and the model that chooses finds the cheapest split.
+"""The place of AdamW: it changes no bit and moves fewer bytes, and the cost model finds the cheapest split.
 
-Long because the costs that are chosen by and the trainings that they are true of are one model and one yardstick.
+Long because the costs behind the choice and the trainings that confirm them share one model and one yardstick.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ async def test_no_mixture_changes_a_bit(
     assert mixture
 
 
-async def test_updates_on_the_host_move_a_gradient_down_and_a_weight_up_and_no_moment() -> None:
-    """With room for all but the moments: every step moves its gradients down, and the weights up that the host wrote."""
+async def test_updates_on_the_host_move_gradients_down_weights_up_and_no_moments() -> None:
+    """There is room for all but the moments. Every step downloads its gradients and uploads the weights that the host wrote."""
     parameters = sum(value.size for value in (await yardstick()).weights.values())
     async with Engine("emulated", device_memory=2 * STATES) as engine:
         trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches, update="host")
@@ -150,7 +150,7 @@ async def test_updates_on_the_host_move_a_gradient_down_and_a_weight_up_and_no_m
     assert 0 < inputs < 2000, "tokens, targets, settings"
 
 
-async def test_fewer_bytes_move_where_little_fits() -> None:
+async def test_fewer_bytes_move_if_little_fits() -> None:
     moved = {}
     for where in ("device", "host"):
         async with Engine("emulated", device_memory=STATES // 4) as engine:
@@ -162,7 +162,7 @@ async def test_fewer_bytes_move_where_little_fits() -> None:
     assert moved["host"][1] < 0.7 * moved["device"][1]
 
 
-async def test_where_everything_fits_nothing_leaves_the_device() -> None:
+async def test_if_everything_fits_nothing_leaves_the_device() -> None:
     for options in ({"device": "emulated"}, {"device": "emulated", "device_memory": 4 * STATES}, {"device": "cpu"}):
         async with Engine(**options) as engine:  # type: ignore[arg-type]
             trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches)
@@ -171,13 +171,13 @@ async def test_where_everything_fits_nothing_leaves_the_device() -> None:
             assert report.downloaded_bytes == 0
 
 
-async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alone(tmp_path: Path) -> None:
-    """One slot of each size: enough for tiles that pass through, and for "auto" no host that could update."""
+async def test_ram_too_small_for_an_update_is_refused_or_not_chosen(tmp_path: Path) -> None:
+    """One slot of each size is enough for tiles that pass through, but "auto" finds no host that could update."""
     caps = {"device_memory": STATES // 4, "spill": tmp_path}
     async with Engine("emulated", host_memory=1, **caps) as engine:  # type: ignore[arg-type]
         with pytest.raises(BudgetError) as caught:
             await lively(engine, RAGGED)
-    # Nearly as cheap as nothing: only RAM forbids it.
+    # The update costs next to nothing, so only RAM forbids it.
     slow_link = replace(RATES, updated_per_s=1e12).limited(1e3)
     for pages in (1, 6):
         caps["host_memory"] = pages * caught.value.floor
@@ -189,7 +189,7 @@ async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alon
         assert engine.statistics().operations == 0
 
 
-async def test_a_place_that_is_none_is_refused() -> None:
+async def test_an_invalid_place_is_refused() -> None:
     async with Engine("cpu") as engine:
         with pytest.raises(ValueError, match="update is 'gpu', expected one of auto, device, host"):
             Trainer(await lively(engine, RAGGED), update="gpu")
@@ -230,7 +230,7 @@ def test_a_step_with_updates_on_the_host_means_the_same() -> None:
         assert all(np.array_equal(value, expected[name]) for name, value in models[1].state(family).items())
 
 
-def test_a_step_takes_as_long_as_the_slowest_of_all() -> None:
+def test_a_step_takes_as_long_as_its_slowest_resource() -> None:
     assert seconds(COSTS, RATES, 0) == pytest.approx(100 * 12e6 / 1e10)
     assert seconds(COSTS, RATES, 100) == pytest.approx(100 * 28e6 / 4e10)
     assert seconds(replace(COSTS, resident=40), RATES, 0) == pytest.approx(60 * 12e6 / 1e10)
@@ -244,8 +244,8 @@ def test_a_step_takes_as_long_as_the_slowest_of_all() -> None:
 def test_the_cheapest_split_balances_the_link_and_the_cpu() -> None:
     on_host = cheapest(COSTS, RATES)
     assert on_host == 80  # 20 * 12 + 80 * 4 MB on the link against 80 * 28 MB of RAM at four times its rate
-    assert cheapest(replace(COSTS, compute_s=0.2), RATES) == 100  # all hides, and the link is freest so
-    assert cheapest(replace(COSTS, compute_s=0.2), replace(RATES, updated_per_s=1e10)) == 71  # as many as hide
+    assert cheapest(replace(COSTS, compute_s=0.2), RATES) == 100  # all updates hide behind compute, which unloads the link most
+    assert cheapest(replace(COSTS, compute_s=0.2), replace(RATES, updated_per_s=1e10)) == 71  # as many as hide behind compute
     assert cheapest(replace(COSTS, resident=100), RATES) == 0
     assert cheapest(COSTS, replace(RATES, updated_per_s=1e15)) == 100
     assert cheapest(COSTS, replace(RATES, updated_per_s=1.0)) == 0
@@ -260,7 +260,7 @@ rates = st.builds(replace, st.just(CORES), flops_per_s=rate, up_per_s=rate, down
 
 
 @given(costs, rates)
-def test_no_split_is_cheaper_and_none_as_cheap_keeps_the_link_freer(costs: Costs, rates: Rates) -> None:
+def test_no_split_is_cheaper_and_no_equally_cheap_one_loads_the_link_less(costs: Costs, rates: Rates) -> None:
     chosen = cheapest(costs, rates)
     least, busy = seconds(costs, rates, chosen), sum(link_seconds(costs, rates, chosen))
     for other in range(costs.tiles + 1):
@@ -270,7 +270,7 @@ def test_no_split_is_cheaper_and_none_as_cheap_keeps_the_link_freer(costs: Costs
 
 
 @given(st.integers(1, 200), st.data())
-def test_what_is_spread_is_spread_evenly(total: int, data: st.DataObject) -> None:
+def test_chosen_tiles_are_spread_evenly(total: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, total))
     places = spread(count, total)
     assert len(places) == len(set(places)) == count

@@ -1,6 +1,6 @@
-"""Copies of a training model's weights on another share: which steps they are of, and that nobody is disturbed by them.
+"""Copies of a training model's weights on another share: the steps they belong to, and that they disturb nobody.
 
-Who reads them is test_serving_beside.py's.
+test_serving_beside.py tests their readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batch
 from tests.repeat.interleaving import SHORT
 
 BATCHES = batches_of(SHORT, 5)
-#: Of a share: enough for both versions, or on the device for a few tiles of them.
+#: Caps of a share: enough for both versions, or for a few of their tiles on the device.
 ALL, FEW = 4 << 20, SHORT.config.states_nbytes // 6
 
 
@@ -47,7 +47,7 @@ class Scene:
 
 @pytest.fixture(params=["cpu", "emulated", "under a cap"])
 def place(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of an engine, and of a share of it."""
+    """Options of an engine, and caps of a share of it."""
     if request.param == "cpu":
         return {"device": "cpu"}, {"host_memory": ALL}
     if request.param == "emulated":
@@ -57,7 +57,7 @@ def place(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any
 
 @asynccontextmanager
 async def scene(place: tuple[dict[str, Any], dict[str, Any]], **options: Any) -> AsyncIterator[Scene]:
-    """A training, and versions of its model on a share, which follow every step."""
+    """Open a training, and versions of its model on a share that follow every step."""
     async with Engine(**place[0]) as engine, engine.share(**place[1]) as part:
         trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
         versions = Versions(model_state_of(trainer.model), runtime_of(part), **options)
@@ -70,11 +70,11 @@ async def scene(place: tuple[dict[str, Any], dict[str, Any]], **options: Any) ->
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step is published."""
+    """Publish every step."""
     monkeypatch.setattr("asynctile.layers.versions.EFFORT", 1e9)
 
 
-async def test_behind_each_step_the_newest_version_has_its_weights(place: Any, at_once: None) -> None:
+async def test_after_each_step_the_newest_version_has_its_weights(place: Any, at_once: None) -> None:
     async with scene(place) as found:
         for number, batch in enumerate(BATCHES):
             newest = found.versions.newest
@@ -83,7 +83,7 @@ async def test_behind_each_step_the_newest_version_has_its_weights(place: Any, a
             await found.trainer.step(*batch)
 
 
-async def test_a_version_that_is_read_stays_as_it_is_and_no_third_is_made(place: Any, at_once: None) -> None:
+async def test_a_version_being_read_stays_unchanged_and_no_third_is_made(place: Any, at_once: None) -> None:
     async with scene(place) as found:
         first = found.versions.newest
         first.readers, before = 1, await found.weights(first)
@@ -102,7 +102,7 @@ async def test_a_version_that_is_read_stays_as_it_is_and_no_third_is_made(place:
         assert_same_tensors(await found.weights(first), await found.current())
 
 
-async def test_steps_are_not_published_where_that_would_take_more_than_its_part_of_the_time(
+async def test_steps_are_not_published_if_that_would_take_more_than_its_part_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
@@ -123,8 +123,8 @@ async def test_steps_are_not_published_where_that_would_take_more_than_its_part_
             assert found.versions.newest.number == number
 
 
-async def test_publishing_that_fails_is_tried_no_oftener_than_one_that_goes_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share that hangs must not cost a training its patience at every step."""
+async def test_a_failing_publication_is_tried_no_more_often_than_a_successful_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that hangs must not cost a training the time limit of a publication at every step."""
     now, tries = [100.0], 0
     monkeypatch.setattr("asynctile.layers.versions.perf_counter", lambda: now[0])
     async with scene(({"device": "cpu"}, {"host_memory": ALL})) as found:
@@ -143,7 +143,7 @@ async def test_publishing_that_fails_is_tried_no_oftener_than_one_that_goes_well
 
 
 @pytest.mark.parametrize("error", [TierError("no room"), TornModelError("lost")])
-async def test_what_goes_wrong_while_publishing_is_not_the_trainings(
+async def test_an_error_while_publishing_does_not_reach_the_training(
     error: Exception, at_once: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scene(({"device": "cpu"}, {"host_memory": ALL})) as found:
@@ -161,7 +161,7 @@ async def test_what_goes_wrong_while_publishing_is_not_the_trainings(
         assert found.versions.newest is not before
 
 
-async def test_closed_while_a_step_is_published_they_leave_nothing_behind(place: Any, at_once: None) -> None:
+async def test_versions_closed_during_a_publication_leave_nothing_behind(place: Any, at_once: None) -> None:
     async with scene(place) as found:
         read_all = runtime_of(found.engine).read_all
 
@@ -179,7 +179,7 @@ async def test_closed_while_a_step_is_published_they_leave_nothing_behind(place:
         assert_same_tensors(await found.weights(found.versions.newest), await found.current())
 
 
-async def test_training_has_the_bits_that_it_has_without_versions(place: Any, at_once: None) -> None:
+async def test_training_has_the_same_bits_with_and_without_versions(place: Any, at_once: None) -> None:
     async def states(trainer: Trainer) -> Tensors:
         return await trainer.model.state_dict() | await moments_of(trainer)
 
@@ -194,7 +194,7 @@ async def test_training_has_the_bits_that_it_has_without_versions(place: Any, at
         assert_same_tensors(one, await states(alone))
 
 
-async def test_versions_that_do_not_follow_stay_as_at_the_beginning_and_take_half_the_room(at_once: None) -> None:
+async def test_versions_that_do_not_follow_stay_unchanged_and_take_half_the_room(at_once: None) -> None:
     place: Any = {"device": "cpu"}, {"host_memory": ALL}
     async with scene(place, follows=False) as found:
         before, used = await found.current(), found.part.statistics().host_used_bytes
@@ -206,7 +206,7 @@ async def test_versions_that_do_not_follow_stay_as_at_the_beginning_and_take_hal
         assert found.part.statistics().host_used_bytes == 2 * used
 
 
-async def test_a_share_that_cannot_hold_both_versions_is_refused_before_anything_is_copied() -> None:
+async def test_a_share_too_small_for_both_versions_is_refused_before_anything_is_copied() -> None:
     async with Engine(device="cpu") as engine, engine.share(host_memory=int(1.5 * SHORT.config.states_nbytes / 3)) as part:
         model = await lively(engine, SHORT)
         with pytest.raises(BudgetError) as refused:

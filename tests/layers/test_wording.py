@@ -1,4 +1,4 @@
-"""What tokens show until a text ends: at a stop id, at a stop string, or since no more come."""
+"""The text that tokens show until it ends: at a stop id, at a stop string, or when no more tokens come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.layers.test_stopping import searched
 
 
 def worded(wording: Wording, ids: list[int]) -> list[str]:
-    """What is shown of tokens up to the end, and then."""
+    """Return the text that tokens show up to the end, and the rest."""
     found = []
     for id in ids:
         found.append(wording.push(id))
@@ -36,22 +36,22 @@ def test_a_stop_id_may_be_the_first_token() -> None:
     assert worded(of_bytes(ids=(7, 65)), [66, 65, 66]) == ["B", ""]
 
 
-def test_a_stop_id_shows_what_was_held_back_and_an_unfinished_character_behind_it() -> None:
+def test_a_stop_id_shows_the_held_back_part_and_an_unfinished_character_after_it() -> None:
     assert worded(of_bytes(ids=0, strings="END"), [*b"an EN", 0]) == [*"an ", "", "", "EN"]
     assert worded(of_bytes(ids=0, strings="END"), [*b"E", 0xE2, 0x82, 0]) == ["", "", "", "E\ufffd"]
 
 
-def test_a_text_that_no_more_tokens_follow_shows_what_was_held_back() -> None:
+def test_a_text_without_further_tokens_shows_the_held_back_part() -> None:
     assert worded(of_bytes(strings="END"), [*b"EN", 0xE2]) == ["", "", "", "EN\ufffd"]
     assert worded(of_bytes(strings="N\ufffd"), [*b"EN", 0xE2]) == ["E", "", "", ""]
 
 
-def test_tokens_that_nobody_reads_end_at_ids_alone() -> None:
+def test_tokens_without_a_reader_end_only_at_ids() -> None:
     wording = Wording(Stopping(9), None, [1, 2])
     assert [wording.push(8), wording.end(), wording.is_ended] == ["", "", False]
     assert [wording.push(9), wording.is_ended] == ["", True]
 
 
-def test_a_text_goes_on_behind_its_prompt() -> None:
+def test_a_text_continues_its_prompt() -> None:
     word = MARKED.index("\u2581a")
     assert worded(Wording(Stopping(), TOKENIZERS["Metaspace"], [word]), [word]) == [" a", ""]

@@ -1,4 +1,4 @@
-"""Short trainings through the real Engine, and what is compared of them. For the tests of this folder and tests/reference."""
+"""Short trainings through the real Engine, and comparisons of them. For the tests of this folder and tests/reference."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Batches = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
 #: Ragged in every direction, cut in T, groups of heads uneven; 2600 operations a step.
 RAGGED = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2, n_inner=61)
-#: For what is not about values: one block, cut in every direction, 1000 operations a step.
+#: For tests that are not about values: one block, cut in every direction, 1000 operations a step.
 SMALL = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=1)
-#: The same where the MLP's width is nothing to prove: 600.
+#: The same with a narrow MLP, where its width proves nothing: 600 operations.
 NARROW = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=1)
 OPTIMIZER = AdamW(lr=1e-2, warmup=2, decay_steps=9, min_lr=1e-3)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What must not depend on where bytes were, and the peak, which must not exceed the cap."""
+    """Results that must not depend on where bytes were, and the peak, which must not exceed the cap."""
 
     losses: list[float]
     norms: list[float]
@@ -44,9 +44,9 @@ def batches_of(shape: Shape, count: int, first: int = 1) -> Batches:
 
 
 async def lively(engine: Engine, shape: Shape, seed: int = 1) -> GPT2:
-    """A model whose biases are not zero and whose weights are larger than new ones: no gradient is near zero.
+    """Create a model whose biases are not zero and whose weights are larger than new ones, so that no gradient is near zero.
 
-    Piece by piece from a stream of its own for each tile, so it depends on the shape and the seed only.
+    Each piece is drawn from a stream of its own tile, so the model depends on the shape and the seed only.
     """
     model = await GPT2.create(engine, shape.config, seed=seed, tile=shape.tile)
     state = await model.state_dict()
@@ -76,7 +76,10 @@ async def outcome(
     update: str = "device",
     **options: Any,
 ) -> Outcome:
-    """Train `steps` steps in an engine of its own. update, options: of Trainer; prepare: done to the engine first."""
+    """Train `steps` steps in an engine of its own.
+
+    update, options: of Trainer. prepare: called with the engine first.
+    """
     more = dict(engine_options or {})
     if make_loop is not None:
         more["make_loop"] = make_loop
@@ -97,7 +100,7 @@ async def outcome(
 
 
 async def floor_of(shape: Shape = RAGGED) -> int:
-    """The floor that the error of a cap far too small names."""
+    """Return the floor that the refusal of a far too small cap names."""
     async with Engine("emulated", device_memory=1) as engine:
         try:
             await GPT2.create(engine, shape.config, tile=shape.tile)
@@ -107,7 +110,7 @@ async def floor_of(shape: Shape = RAGGED) -> int:
 
 
 def assert_same_tensors(one: Tensors, other: Tensors) -> None:
-    """Equal bit for bit."""
+    """Assert that the tensors are equal bit for bit."""
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.dtype == other[name].dtype, name
@@ -123,6 +126,6 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
 
 
 def distance(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Norm of the difference over the norm, in float64."""
+    """Return the norm of the difference divided by the norm, in float64."""
     wide = expected.astype(np.float64)
     return float(np.linalg.norm(found - wide) / np.linalg.norm(wide))

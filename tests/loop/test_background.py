@@ -1,4 +1,4 @@
-"""Tasks whose parent is the engine: the end waits for all of them, and nothing begins after a break."""
+"""Tasks whose parent is the engine: the end waits for all of them, and nothing begins after they were stopped."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from asynctile.loop.background import Background
 from tests.settle import turns
 
 
-async def test_the_end_waits_also_for_what_is_spawned_meanwhile_and_tells_the_first_error():
+async def test_the_end_also_waits_for_tasks_spawned_meanwhile_and_raises_the_first_error():
     background, seen = Background(), []
 
     async def child():
@@ -24,7 +24,7 @@ async def test_the_end_waits_also_for_what_is_spawned_meanwhile_and_tells_the_fi
     assert seen == ["child"]
 
 
-async def test_what_is_spawned_after_it_was_broken_off_is_broken_off_as_well():
+async def test_a_task_spawned_after_the_background_was_stopped_is_stopped_as_well():
     background = Background()
     background.cancel()
     task = background.spawn(asyncio.Event().wait())

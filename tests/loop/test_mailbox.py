@@ -1,4 +1,4 @@
-"""What one loop hands to a reader on another: in order, without waiting, whatever becomes of the reader."""
+"""A mailbox from one loop to a reader on another: in order, without waiting, whatever happens to the reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def taken(box: Mailbox[int]) -> list[int]:
             return found
 
 
-async def test_what_was_put_is_taken_in_order_and_then_there_is_no_more() -> None:
+async def test_items_are_taken_in_order_and_then_the_mailbox_ends() -> None:
     box = Mailbox[int]()
     for item in range(3):
         box.put(item)
@@ -28,7 +28,7 @@ async def test_what_was_put_is_taken_in_order_and_then_there_is_no_more() -> Non
     assert await taken(box) == [0, 1, 2] and await taken(box) == []
 
 
-async def test_a_reader_wakes_for_what_another_thread_puts() -> None:
+async def test_a_reader_wakes_for_an_item_from_another_thread() -> None:
     box = Mailbox[int]()
     reading = asyncio.create_task(taken(box))
     for item in range(200):
@@ -39,7 +39,7 @@ async def test_a_reader_wakes_for_what_another_thread_puts() -> None:
     assert await reading == list(range(200))
 
 
-async def test_an_error_comes_behind_what_was_put_and_only_the_first_counts() -> None:
+async def test_an_error_comes_after_earlier_items_and_only_the_first_counts() -> None:
     box = Mailbox[int]()
     box.put(1)
     box.close(ValueError("first"))
@@ -54,7 +54,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     box = Mailbox[int]()
     reading = asyncio.create_task(box.take())
     await turns()
-    box.put(1)  # it is told, and cancelled before it can look
+    box.put(1)  # the reader is told, and cancelled before it can look
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -66,7 +66,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     assert await box.take() == 2
 
 
-def test_a_reader_whose_loop_is_closed_holds_up_nobody() -> None:
+def test_a_reader_whose_loop_is_closed_delays_nobody() -> None:
     box, loop = Mailbox[int](), asyncio.new_event_loop()
     reading = loop.create_task(box.take())
     loop.run_until_complete(turns())

@@ -1,4 +1,7 @@
-"""Turns between jobs: whose gates are shut, and that nobody is left behind one. Who has the turn is schedule/test_turns.py."""
+"""Turns between jobs: whose gates are shut, and that nobody stays behind one.
+
+schedule/test_turns.py tests the choice of turns.
+"""
 
 import asyncio
 import threading
@@ -18,7 +21,7 @@ from tests.settle import until
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self):
         self.now = 10.0
@@ -28,7 +31,7 @@ class Clock:
 
 
 class Heard:
-    """A player, as far as turns know one."""
+    """A player, as far as turns know it."""
 
     def __init__(self):
         self.held = []
@@ -83,7 +86,7 @@ async def test_one_job_alone_meets_no_gate_and_no_timer_runs(turns):
     assert levels(one) == [OPEN] and len(timers()) == before
 
 
-async def test_of_two_jobs_that_have_work_one_computes_and_both_may_copy(turns, clock):
+async def test_two_jobs_with_work_take_turns_to_compute_and_both_may_copy(turns, clock):
     players = [Heard(), Heard()]
     one, other = (turn(player=player) for player in players)
     for player in players:
@@ -98,7 +101,7 @@ async def test_of_two_jobs_that_have_work_one_computes_and_both_may_copy(turns, 
     assert levels(one, other) == [OPEN, OPEN] and players[0].held[-1] == (False, False)
 
 
-async def test_who_has_nothing_to_compute_is_passed_over_until_it_has(turns, clock):
+async def test_a_job_with_nothing_to_compute_is_passed_over_until_it_has(turns, clock):
     players = [Heard(), Heard()]
     one, other = (turn(player=player) for player in players)
     players[1].works = True
@@ -160,7 +163,7 @@ async def test_a_job_that_waits_to_issue_wants_its_turn(turns):
     await waiting
 
 
-async def test_where_a_device_orders_its_own_work_all_that_was_enqueued_counts(turns, stream):
+async def test_where_a_device_orders_its_own_work_everything_enqueued_counts(turns, stream):
     one, held = turn(), threading.Event()
     one.tiers.run_ahead.add(stream.enqueue((), held.wait, ()))
     assert one.has_work([SimpleNamespace()]) and not one.has_work([stream])
@@ -169,7 +172,7 @@ async def test_where_a_device_orders_its_own_work_all_that_was_enqueued_counts(t
     assert not one.has_work([SimpleNamespace()])
 
 
-async def test_a_player_that_came_since_is_told(turns):
+async def test_a_player_that_joined_later_is_told(turns):
     one, asked = turn(), turn(interactive=True)
     turns.begin(asked)
     turns.begin(one)
@@ -181,7 +184,7 @@ async def test_a_player_that_came_since_is_told(turns):
     assert player.held == [(True, True), (False, False)]
 
 
-async def test_a_job_ends_with_what_it_held_and_its_work_is_its_own_no_more(turns):
+async def test_a_job_ends_with_its_hold_and_later_work_is_no_longer_its_own(turns):
     one = turn()
     busy = Exclusive("a share", RunAhead(list, None))
     for error in (None, ValueError, asyncio.CancelledError):
@@ -197,7 +200,7 @@ async def test_a_job_ends_with_what_it_held_and_its_work_is_its_own_no_more(turn
         assert GATE.get() is None and not turns.ledger.parties and busy.holder is None
 
 
-async def test_texts_keep_a_share_for_a_part_of_the_time_of_the_job_before_and_only_while_others_wait(turns, clock):
+async def test_texts_keep_a_part_of_the_previous_jobs_time_only_while_others_wait(turns, clock):
     one, busy, rounds = turn(), Exclusive("a share", RunAhead(list, None)), []
 
     async def texts(share):

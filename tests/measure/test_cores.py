@@ -1,4 +1,4 @@
-"""The probe of cores: what it measures, and where it measures nothing."""
+"""The probe of cores: what it measures, and when it measures nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch):
     let_go()
 
 
-def test_all_of_cores_is_measured_but_the_disk_and_the_least_of_an_operation() -> None:
+def test_everything_of_cores_is_measured_but_the_disk_and_the_least_of_an_operation() -> None:
     found = cores.measure_cores()
     assert found is not None
     assert all(0 < getattr(found, field.name) < np.inf for field in fields(found))
@@ -30,8 +30,8 @@ def test_all_of_cores_is_measured_but_the_disk_and_the_least_of_an_operation() -
     assert found.up_per_s == found.down_per_s == found.copied_per_s
 
 
-def test_the_fastest_try_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products last 4 s, 1 s, ..., AdamW and copies as long."""
+def test_the_fastest_of_several_tries_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products take 4 s, 1 s, ..., AdamW and copies as long."""
     lengths = iter([4.0, 1.0, 2.0, 3.0, 5.0] * 3)
     now = [0.0]
     begun: list[bool] = []
@@ -50,7 +50,7 @@ def test_the_fastest_try_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.updated_per_s, found.copied_per_s) == (28 * parameters, 8 * parameters)
 
 
-def test_time_that_others_have_the_cores_for_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_other_processes_have_the_cores_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("it goes on meanwhile"))
     assert cores.measure_cores() is not None
 

@@ -1,6 +1,6 @@
-"""Rates of a machine are measured once, kept, and the same for every engine and plan; damaged or foreign files are made anew.
+"""Rates of a machine: measured once, kept, the same for every engine and plan; damaged or foreign files are replaced.
 
-What a probe measures is test_cores.py and test_rates.py.
+test_cores.py and test_rates.py test the measurements of a probe.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MEASURED = replace(CORES, flops_per_s=3e11, updated_per_s=1e10)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where nothing is known yet."""
+    """A cache folder in which no rates are known yet."""
     monkeypatch.setattr(known, "cache_folder", lambda: tmp_path)
     return tmp_path / known.FOLDER
 
 
 @pytest.fixture
 def probes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is measured, one after another."""
+    """A list of the probes that run, in order."""
     found: list[str] = []
 
     def of_cores() -> Rates:
@@ -50,12 +50,12 @@ def probes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def rates_on(device: str, **options: Any) -> tuple[Rates, Rates]:
-    """Of the machine, and those by which its tiers decide."""
+    """Return the rates of an engine's machine, and those by which its tiers decide."""
     async with Engine(device, **options) as engine:
         return engine.rates, runtime_of(engine).tiers.rates
 
 
-async def test_cores_are_measured_by_the_first_engine_alone_and_rounded(probes: list[str]) -> None:
+async def test_only_the_first_engine_measures_the_cores_and_rates_are_rounded(probes: list[str]) -> None:
     assert known.known("cpu", "fp32") is None
     for device in ("cpu", "emulated", "cpu"):
         assert await rates_on(device) == (MEASURED.rounded(), MEASURED.rounded())
@@ -63,7 +63,7 @@ async def test_cores_are_measured_by_the_first_engine_alone_and_rounded(probes: 
     assert probes == ["cores"]
 
 
-async def test_a_link_that_is_limited_is_limited_in_what_is_decided_by_and_not_in_what_is_known(probes: list[str]) -> None:
+async def test_a_limited_link_changes_the_rates_for_decisions_and_not_the_known_rates(probes: list[str]) -> None:
     machine, tiers = await rates_on("emulated", link_rate="5MB")
     assert machine == MEASURED.rounded() == known.known("emulated", "fp32")
     assert tiers == machine.limited(5_000_000)
@@ -74,7 +74,7 @@ async def test_a_share_decides_as_its_engine_does(probes: list[str]) -> None:
         assert share.rates == engine.rates == runtime_of(share).tiers.rates == MEASURED.rounded()
 
 
-async def test_rates_that_are_given_are_gone_by_and_nothing_is_measured(probes: list[str]) -> None:
+async def test_given_rates_are_used_and_nothing_is_measured(probes: list[str]) -> None:
     assert await rates_on("emulated", rates=CORES, link_rate="1MB") == (CORES, CORES.limited(1_000_000))
     with pytest.raises(TypeError, match="rates is 5: expected the rates of another engine"):
         Engine("cpu", rates=5)  # type: ignore[arg-type]
@@ -91,13 +91,13 @@ async def test_a_gpu_is_measured_once_for_each_precision(probes: list[str], monk
     assert known.known("cuda:0", "bf16") == machine
 
 
-async def test_a_cap_too_small_for_a_probe_of_a_gpu_leaves_that_to_a_later_engine(probes: list[str]) -> None:
+async def test_a_cap_too_small_for_a_gpu_probe_leaves_the_probe_to_a_later_engine(probes: list[str]) -> None:
     assert await rates_on("cuda:0", device_memory="512KiB") == (assumed("cuda:0"), assumed("cuda:0"))
     assert (await rates_on("cuda:0", device_memory="64MiB"))[0].memory_per_s == 2.0**40
     assert probes == ["cores", "GPU float32", "GPU float32"]
 
 
-async def test_a_probe_of_a_gpu_that_fails_is_no_reason_not_to_open(
+async def test_a_failing_gpu_probe_does_not_keep_an_engine_from_opening(
     probes: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fails(*args: object) -> None:
@@ -111,7 +111,7 @@ async def test_a_probe_of_a_gpu_that_fails_is_no_reason_not_to_open(
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[" * 9999, b"null", b'{"about": [], "rates": {}}', b'"rates"', b"\xff\xfe", b"0" * 9999,
 ])  # fmt: skip
-async def test_a_damaged_file_is_made_anew(probes: list[str], folder: Path, content: bytes) -> None:
+async def test_a_damaged_file_is_replaced(probes: list[str], folder: Path, content: bytes) -> None:
     known.keep(known.ON_CORES, "fp32", CORES)
     (file,) = folder.iterdir()
     file.write_bytes(content)
@@ -123,7 +123,7 @@ async def test_a_damaged_file_is_made_anew(probes: list[str], folder: Path, cont
     {"flops_per_s": 0}, {"flops_per_s": -1.0}, {"flops_per_s": float("nan")}, {"flops_per_s": float("inf")},
     {"flops_per_s": "fast"}, {"flops_per_s": True}, {"flops_per_s": 10**400}, {"more": 1.0},
 ])  # fmt: skip
-async def test_rates_that_are_none_are_measured_anew(probes: list[str], folder: Path, change: dict[str, Any]) -> None:
+async def test_invalid_rates_are_measured_again(probes: list[str], folder: Path, change: dict[str, Any]) -> None:
     known.keep(known.ON_CORES, "fp32", CORES)
     (file,) = folder.iterdir()
     found = json.loads(file.read_bytes())
@@ -133,7 +133,7 @@ async def test_rates_that_are_none_are_measured_anew(probes: list[str], folder: 
     assert probes == ["cores"]
 
 
-async def test_those_of_another_machine_are_not_used(probes: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rates_of_another_machine_are_not_used(probes: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known.keep(known.ON_CORES, "fp32", CORES)
     (file,) = folder.iterdir()
     monkeypatch.setattr(known, "_processor", lambda: "another")
@@ -145,7 +145,7 @@ async def test_those_of_another_machine_are_not_used(probes: list[str], folder: 
     assert known.known("cpu", "fp32") is None
 
 
-async def test_where_nothing_can_be_kept_or_measured_rates_are_assumed(
+async def test_rates_are_assumed_where_nothing_can_be_kept_or_measured(
     probes: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known, "measure_cores", lambda: None)
@@ -158,7 +158,7 @@ async def test_where_nothing_can_be_kept_or_measured_rates_are_assumed(
     assert known.known("cpu", "fp32") is None
 
 
-def test_of_several_that_find_none_one_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_engines_without_rates_only_one_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.parent.joinpath(known.FOLDER).mkdir()
     count: list[Rates] = []
 

@@ -1,6 +1,6 @@
-"""What the probe of a GPU uses, and what a probe that is broken off leaves behind.
+"""The memory that the probe of a GPU uses, and the state that an interrupted probe leaves.
 
-Products alone are tests/layers/test_gemm_rate.py; what is kept of a probe is test_known.py.
+tests/layers/test_gemm_rate.py tests products alone, test_known.py the stored result of a probe.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.inside_engine import device_of
 
 
 async def probed(device: str, precision: str, cap: int | None) -> Rates | None:
-    """By the probe of GPUs, on an engine of that device."""
+    """Run the probe of GPUs on an engine of that device; return its rates."""
     async with Engine(device, precision=precision, device_memory="4GiB") as engine:
         return await runtime_of(engine).call(measure_gpu(device_of(engine), compute_dtype(precision), cap, CORES))
 
@@ -64,7 +64,7 @@ async def test_a_cap_without_room_for_the_probe_of_a_gpu_is_left_alone(monkeypat
     assert await probed("cuda:0", "fp32", (256 << 20) - 1) is None
 
 
-async def test_a_probe_leaves_the_memory_of_a_gpu_as_it_was(soft_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_leaves_the_memory_of_a_gpu_unchanged(soft_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "GEMM_EDGE", 64)
     async with Engine("cuda:0", device_memory="8MiB") as engine:
         driver = soft_gpu.opened[-1]
@@ -73,7 +73,7 @@ async def test_a_probe_leaves_the_memory_of_a_gpu_as_it_was(soft_gpu: Any, monke
         assert driver.memory() == before
 
 
-async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_writes_there_any_more(
+async def test_a_cancelled_probe_gives_its_slots_back_once_nothing_writes_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began, go_on = threading.Event(), threading.Event()

@@ -14,7 +14,7 @@ from tests.matmul import Matmul
 @pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
 @pytest.mark.parametrize("tiles", [3, 8, 20, 33.5, 48])
 @pytest.mark.parametrize("prefetch", [0, 2, 8])
-async def test_a_run_moves_what_is_planned(prefetch: int, tiles: float, plays: bool) -> None:
+async def test_a_run_makes_the_planned_moves(prefetch: int, tiles: float, plays: bool) -> None:
     work, twin = Matmul(), Matmul()
     cap = int(tiles * work.nbytes)
     async with Engine("emulated", device_memory=cap, prefetch=prefetch) as engine:
@@ -44,13 +44,13 @@ def test_prefetching_costs_few_loads(slots: int) -> None:
     assert 0 < loads[0] <= loads[2] <= 1.25 * loads[0]
 
 
-def test_nothing_moves_where_everything_fits() -> None:
+def test_nothing_moves_if_everything_fits() -> None:
     work = Matmul(n=8)
     assert simulate(work.program, work.standing(), device_memory=193 * work.nbytes, prefetch=8).uploaded_nbytes == 0
 
 
-def test_as_many_copies_are_counted_as_the_bytes_are_tiles() -> None:
-    """Of this program all tiles are alike."""
+def test_the_number_of_copies_is_the_moved_bytes_divided_by_the_size_of_a_tile() -> None:
+    """All tiles of this program have the same size."""
     work = Matmul(n=8)
     traffic = simulate(work.program, work.standing(), device_memory=40 * work.nbytes)
     moved = traffic.uploaded_nbytes + traffic.downloaded_nbytes + traffic.copied_nbytes + traffic.fetched_nbytes

@@ -1,4 +1,4 @@
-"""Statistics of an engine while it works: from any thread, of whatever waits and runs. Steps are layers/test_telling.py's."""
+"""Statistics of a working engine, from any thread: waiting and running work. layers/test_telling.py tests those of steps."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from tests.matmul import Matmul
 from tests.settle import until
 
 
-async def test_statistics_are_taken_from_any_thread_while_the_loop_of_the_engine_is_held_up():
+async def test_statistics_are_available_from_any_thread_while_the_engines_loop_is_blocked():
     gate, blocked = threading.Event(), threading.Event()
 
     def block():
@@ -35,7 +35,7 @@ async def test_statistics_are_taken_from_any_thread_while_the_loop_of_the_engine
         await call
 
 
-async def test_queues_say_what_waits_and_what_runs():
+async def test_queues_count_waiting_and_running_work():
     gate, work = threading.Event(), Matmul(n=1)
     async with Engine("cpu") as engine:
         await work.prepare(engine)

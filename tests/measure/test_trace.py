@@ -1,4 +1,4 @@
-"""A trace while it is recorded: what it holds of steps on an engine, that nothing grows, and how it ends."""
+"""A trace during recording: its record of steps on an engine, that nothing grows, and how it ends."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def said_by_the_example(path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_example_without_a_trace_says_how_it_is_called() -> None:
+def test_the_example_without_a_trace_says_how_to_call_it() -> None:
     done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "python examples/stalls.py trace.json" in done.stderr
 
 
-async def test_steps_over_three_tiers_are_told_from_kernels_to_why_they_stalled(tmp_path: Path) -> None:
+async def test_steps_over_three_tiers_are_traced_from_kernels_to_the_causes_of_stalls(tmp_path: Path) -> None:
     (tmp_path / "spill").mkdir()
     caps = {"device_memory": "64KiB", "host_memory": "160KiB", "spill": tmp_path / "spill", "link_rate": "20MiB"}
     async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def test_steps_over_three_tiers_are_told_from_kernels_to_why_they_stalled(
     assert uploaded == after.uploaded_bytes - before.uploaded_bytes
     assert {copy["name"].split()[0] for copy in copies} == {"upload", "download", "read", "write", "copy"}  # by its schedule
     stalls = of_kind(events, "stall")
-    # what is counted besides is how long threads took to wake up
+    # the rest of the stall is the time that threads took to wake up
     assert 0 < sum(stall["args"]["idle_us"] for stall in stalls) / 1e6 / threads <= after.stall_s - before.stall_s + 1e-6
     operations = {"copy", *(kernel["name"] for kernel in kernels)}
     tiles = {copy["args"]["tile"].split()[0] for copy in copies}
@@ -106,7 +106,7 @@ async def test_steps_over_three_tiers_are_told_from_kernels_to_why_they_stalled(
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.usefixtures("soft_gpu")
-async def test_a_gpu_tells_the_same_by_events_on_its_streams(tmp_path: Path) -> None:
+async def test_a_gpu_is_traced_in_the_same_way_by_events_on_its_streams(tmp_path: Path) -> None:
     async with Engine("cuda:0", device_memory="96KiB") as engine:
         trainer = await trained(engine)
         engine.start_trace(tmp_path / "t.json")
@@ -119,7 +119,7 @@ async def test_a_gpu_tells_the_same_by_events_on_its_streams(tmp_path: Path) -> 
     assert sum(stall["dur"] for stall in stalls) <= max(span["ts"] + span["dur"] for span in spans_of(events)[1, 1])
 
 
-async def test_the_old_pair_writes_all_that_was_recorded_as_often_as_wanted_and_behind_the_end(tmp_path: Path) -> None:
+async def test_start_trace_and_write_trace_write_the_whole_record_as_often_as_wanted(tmp_path: Path) -> None:
     engine = Engine("cpu", host_memory="16MiB")
     with pytest.raises(ValueError, match="no trace was started"):
         engine.write_trace(tmp_path / "none.json")
@@ -136,10 +136,10 @@ async def test_the_old_pair_writes_all_that_was_recorded_as_often_as_wanted_and_
     assert one < two <= three
 
 
-async def test_one_trace_at_a_time(tmp_path: Path) -> None:
+async def test_only_one_trace_runs_at_a_time(tmp_path: Path) -> None:
     async with Engine("cpu", host_memory="16MiB") as engine:
         engine.start_trace()
-        engine.start_trace()  # begun anew, as it always was
+        engine.start_trace()  # restarted, as always
         with pytest.raises(ValueError, match="a trace of this engine goes on, in a file without a name"):
             engine.start_trace(tmp_path / "a.json")
         engine.stop_trace()
@@ -185,7 +185,7 @@ def ran(number: int) -> Ran:
     return Ran("compute", "compute", "f", f"work {number}", 0.0, float(number), number + 0.5, None)
 
 
-def test_a_disk_that_is_too_slow_costs_events_and_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_costs_events_and_the_trace_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(most=10))
     go, append = threading.Event(), trace_file.TraceFile.append
     monkeypatch.setattr(trace_file.TraceFile, "append", lambda *args: go.wait(20) and append(*args))
@@ -226,13 +226,13 @@ asyncio.run(main())
 """
 
 
-def test_the_file_of_a_process_that_was_killed_opens(tmp_path: Path) -> None:
+def test_the_file_of_a_killed_process_can_be_opened(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path / "t.json"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if int(line) >= 3 and (tmp_path / "t.json").stat().st_size > 10_000:
                 break
         process.send_signal(signal.SIGKILL)
-    # Killed in the midst of a write it ends within a line, which viewers leave out as they take one without the end.
+    # A process killed during a write leaves half a line at the end. Viewers skip it, as they accept a file without its end.
     events = json.loads((tmp_path / "t.json").read_text().rpartition(",\n")[0] + "]")
     assert of_kind(events, "kernel") and of_kind(events, "step")

@@ -1,4 +1,4 @@
-"""Messages of streams and jobs as events of a trace: tracks, names, arguments, what an operation waited for."""
+"""Messages of streams and jobs as events of a trace: tracks, names, arguments, and what an operation waited for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spans(events: list[dict[str, Any]], category: str) -> list[tuple[str, float,
     return [(event["name"], event["ts"], event["dur"]) for event in found]
 
 
-def test_work_is_named_after_what_it_does_and_to_what() -> None:
+def test_work_is_named_after_its_operation_and_its_tile() -> None:
     kernel = Ran("compute", "compute-1", "copy_kernel", USES_A, 0.0, 100.5, 100.75, None)
     read = Ran("spill", "spill-0", "read", A, 0.0, 101.0, 102.0, None)
     save = Ran("files", "files-0", "file_work", "x", 0.0, 101.0, 102.0, None)
@@ -48,7 +48,7 @@ def test_work_is_named_after_what_it_does_and_to_what() -> None:
     assert tracks_of(events) == ["compute-1", "upload", "spill-0", "files-0"]
 
 
-def test_what_began_before_the_trace_is_shown_from_its_begin() -> None:
+def test_work_that_began_before_the_trace_is_shown_from_the_traces_start() -> None:
     (event,) = [event for event in shown(Ran("upload", "upload", "copy", A, 0.0, 99.0, 100.5, None)) if event["ph"] == "X"]
     assert (event["ts"], event["dur"]) == (0.0, 500000.0)
 
@@ -70,7 +70,7 @@ def test_what_began_before_the_trace_is_shown_from_its_begin() -> None:
         (99.0, UPLOAD._replace(stream="spill", began=100.5, ended=0.0), "read under way"),
     ],
 )  # fmt: skip
-def test_a_stall_says_who_waited_for_which_tile_and_what_kept_that(began: float, copy: Ran, words: str) -> None:
+def test_a_stall_names_the_waiting_work_the_tile_and_the_cause(began: float, copy: Ran, words: str) -> None:
     events = shown(UPLOAD, Stalled("compute", began, 104.0, 3.0, USES_A, 98.5, copy), start=98.0)
     (stall,) = [event for event in events if event["name"] == "waits for a"]
     assert stall["args"] == {
@@ -95,7 +95,7 @@ def ran_all(program: Program, start: float) -> list[Message]:
     return [Ran("compute", "compute", "fill", what, 0.0, start + n, start + n + 0.5, None) for n, what in enumerate(operations)]
 
 
-def test_phases_and_layers_go_from_the_first_operation_of_each_to_that_of_the_next() -> None:
+def test_phases_and_layers_run_from_their_first_operation_to_that_of_the_next() -> None:
     program = program_of(("forward", "h.0"), ("forward", "h.1"), ("backward", "h.1"))
     events = shown(Begun("engine", program), *ran_all(program, 100.0), Begun("engine", program), *ran_all(program, 110.0))
     assert spans(events, "layer") == [
@@ -107,8 +107,8 @@ def test_phases_and_layers_go_from_the_first_operation_of_each_to_that_of_the_ne
 
 
 @pytest.mark.parametrize("late", [0, 1, 2, 3])
-def test_spans_never_overlap_though_a_section_is_told_behind_the_next(late: int) -> None:
-    """As with two threads: its first operation is told when it ends."""
+def test_spans_never_overlap_even_if_a_section_is_reported_after_the_next_one(late: int) -> None:
+    """With two threads this happens: the first operation of a section is reported when it ends."""
     program = program_of(("forward", "h.0"), ("forward", "h.1"), ("backward", "h.1"), ("update", "h.0"))
     told = ran_all(program, 100.0)
     told.append(told.pop(late))
@@ -116,13 +116,13 @@ def test_spans_never_overlap_though_a_section_is_told_behind_the_next(late: int)
     assert spans(shown(Begun("engine", program), *told, *again), "layer")[-4:] == spans(shown(*again), "layer")
 
 
-def test_a_program_that_is_broken_off_ends_with_its_last_work() -> None:
+def test_an_interrupted_program_ends_with_its_last_work() -> None:
     program, other = program_of(("forward", "h.0"), ("backward", "h.0")), program_of(("texts", "head"))
     events = shown(Begun("engine", program), ran_all(program, 100.0)[0], Begun("engine", other), *ran_all(other, 105.0))
     assert spans(events, "phase") == [("forward", 0.0, 0.5e6), ("texts", 5e6, 0.5e6)]
 
 
-def test_shares_have_tracks_of_their_own_above_all_streams() -> None:
+def test_shares_have_their_own_tracks_above_all_streams() -> None:
     one, two = program_of(("forward", "h.0")), program_of(("forward", "h.0"))
     args = {"loss": math.nan, "lr": 0.1, "update": "skipped"}
     events = shown(Begun("engine", one), Begun("night", two), *ran_all(one, 100.0), *ran_all(two, 101.0),

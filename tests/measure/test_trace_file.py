@@ -1,4 +1,4 @@
-"""The file of a trace: JSON at every moment, and what becomes of it where the disk does not take it."""
+"""The file of a trace: valid JSON at every moment, also where the disk does not take it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def numbers(path: Path) -> list[int]:
     return [event["n"] for event in json.loads(path.read_text())]
 
 
-def test_it_is_whole_whenever_somebody_looks(tmp_path: Path) -> None:
+def test_the_file_is_whole_whenever_somebody_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("what stood there before, and is longer than what comes")
     file = TraceFile(str(path))
@@ -36,11 +36,11 @@ def test_it_is_whole_whenever_somebody_looks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [0, 1, 5])
-def test_a_disk_that_is_full_leaves_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+def test_a_full_disk_leaves_what_was_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
     path, pwrite = tmp_path / "t.json", os.pwrite
     file = TraceFile(str(path))
     file.append(events(1, 2))
-    room, size = [written], path.stat().st_size  # what is allocated may be written again
+    room, size = [written], path.stat().st_size  # allocated space may be rewritten
 
     def full(descriptor: int, text: bytes, offset: int) -> int:
         if not room:
@@ -59,14 +59,14 @@ def test_a_disk_that_is_full_leaves_what_it_took(tmp_path: Path, monkeypatch: py
     assert numbers(path) == [1, 2, 4]
 
 
-def test_a_file_that_is_removed_is_missed_at_once(tmp_path: Path) -> None:
+def test_a_removed_file_is_noticed_at_once(tmp_path: Path) -> None:
     file = TraceFile(str(tmp_path / "t.json"))
     (tmp_path / "t.json").unlink()
     with pytest.raises(FileNotFoundError, match="was removed while it was written"):
         file.append(events(1))
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+def test_a_special_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(OSError, match="is not a regular file"):

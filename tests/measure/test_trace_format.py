@@ -1,4 +1,4 @@
-"""What the tests of traces take for the published format refuses what that refuses."""
+"""The format check used by the tests of traces refuses whatever the published format refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = [SPAN, {**SPAN, "ts": 1.2, "dur": 0.5}, {**SPAN, "ts": 3.0}, START, {**FL
         {"ph": "E", "ts": 6, "pid": 1, "tid": 8}, NAME, COUNTER, INSTANT]  # fmt: skip
 
 
-def test_what_follows_it_has_no_problem() -> None:
+def test_valid_events_have_no_problem() -> None:
     assert problems(GOOD) == []
 
 
@@ -34,5 +34,5 @@ def test_what_follows_it_has_no_problem() -> None:
     ],
     ids=lambda event: f"{event.get('name', '')}-{event['ph']}",
 )  # fmt: skip
-def test_what_does_not_has_one(event: dict[str, Any]) -> None:
+def test_an_invalid_event_has_a_problem(event: dict[str, Any]) -> None:
     assert problems([*GOOD, event])

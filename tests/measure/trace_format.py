@@ -33,12 +33,12 @@ _NEEDS = {
 }  # fmt: skip
 _METADATA = {"process_name": "name", "thread_name": "name", "process_labels": "labels", "process_sort_index": "sort_index",
              "thread_sort_index": "sort_index"}  # fmt: skip
-#: What rounding to nanoseconds may do, microseconds.
+#: The effect of rounding to nanoseconds, in microseconds.
 _ROUNDING = 0.0015
 
 
 def problems(events: Sequence[dict[str, Any]]) -> list[str]:
-    """What does not follow the format; empty if everything does."""
+    """Return the violations of the format; empty if there are none."""
     wrong = [f"{problem} in {event}" for event in events for problem in _of_one(event)]
     return wrong or [*_of_tracks(events), *_of_flows(events)]
 
@@ -107,7 +107,7 @@ def _of_flows(events: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def spans_of(events: Sequence[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """X events by track, in order: the outer before the inner."""
+    """Return X events by track, in order: the outer before the inner."""
     found = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -118,7 +118,7 @@ def spans_of(events: Sequence[dict[str, Any]]) -> dict[tuple[int, int], list[dic
 
 
 def tracks_of(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Their names, as a viewer shows them from above."""
+    """Return the names of tracks in a viewer's order, from the top."""
     order = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     return [names[tid] for tid in sorted(names, key=lambda tid: order[tid])]

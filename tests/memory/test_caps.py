@@ -1,4 +1,7 @@
-"""Caps that are cut again for a share of an engine, where that fails half way. What a share may have is tests/test_share.py."""
+"""Caps that are divided anew for a share of an engine, where that fails half way.
+
+tests/test_share.py tests what a share may have.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from asynctile.ops import fill
 from asynctile.share import runtime_of
 from tests.matmul import Matmul
 
-ALL = 3 * 16 * Matmul().nbytes  # what its tiles take
+ALL = 3 * 16 * Matmul().nbytes  # all tiles of the work
 
 
 async def prepared(engine):
@@ -18,8 +21,8 @@ async def prepared(engine):
     return work
 
 
-async def test_an_engine_whose_tiles_could_not_be_cut_again_behind_a_share_still_computes(monkeypatch):
-    """What its device was packed for is gone by then."""
+async def test_an_engine_still_computes_if_its_tiles_could_not_be_divided_again_after_a_share(monkeypatch):
+    """The program for which its device was packed is gone by then."""
     async with Engine("emulated", device_memory=ALL, host_memory=4 * ALL) as engine:
         other = await prepared(engine)
         share = engine.share(device_memory=ALL // 2, host_memory=ALL // 4)

@@ -1,4 +1,4 @@
-"""A packed tier on streams that run behind: bytes arrive whole wherever tiles stand and make room for each other."""
+"""A packed tier on streams that run behind: bytes arrive whole wherever tiles move and make room for each other."""
 
 import gc
 import random
@@ -31,7 +31,7 @@ def tile(name, pages=1):
 
 @contextmanager
 def packed(name, folder):
-    """Tiers of which the one on top has room for eight pages and is packed. cpu: over a folder; emulated: over RAM."""
+    """Return tiers whose top tier has room for eight pages and is packed. cpu: over a folder; emulated: over RAM."""
     device = CpuDevice(2) if name == "cpu" else EmulatedDevice(threads=2)
     spill = transfers = None
     if name == "cpu":
@@ -59,14 +59,14 @@ def tiers(request, tmp_path):
 
 @pytest.fixture
 def gate(tiers):
-    """Opened at the end at the latest: a test that fails leaves nothing that hangs."""
+    """An event that is opened at the end of a test at the latest, so that a failing test leaves nothing that hangs."""
     made = threading.Event()
     yield made
     made.set()
 
 
 def compute(tiers, residency, work, next_use=1):
-    """Enqueue work(array) where operations run; it changes the tile."""
+    """Enqueue work(array), which changes the tile, where operations run."""
     tiers.device.kernels["work"] = work
     operation = type(fill(residency.tile, 0.0))("work", (residency.tile,), "u")
     waits = () if residency.written is None else (residency.written,)
@@ -77,7 +77,7 @@ def compute(tiers, residency, work, next_use=1):
 
 
 def born(tiers, one, offset, value, next_use=1):
-    """A tile written whole at `offset`."""
+    """Place a tile at `offset` and overwrite all of it."""
     residency = tiers.top.of(one)
     tiers.top.ledger.expect(one, offset)
     tiers.top.admit([residency], "w")
@@ -90,12 +90,12 @@ def refuse(*args):
 
 
 def let_go_on(tiers):
-    """Block until every stream has run what it can: where operations run one thread of two is held up."""
+    """Block until every stream has run what it can. Where operations run, one of two threads is held up."""
     for stream in tiers.device.streams():
         let_through(stream)
 
 
-async def test_an_allocation_that_is_taken_back_leaves_its_place_behind_the_work_there(tiers, gate):
+async def test_an_allocation_taken_back_leaves_its_memory_to_others_after_its_work(tiers, gate):
     a = born(tiers, tile("a"), 0, 3.0)
     compute(tiers, a, lambda array: gate.wait())
     tiers.top.release(a)
@@ -111,7 +111,7 @@ async def test_an_allocation_that_is_taken_back_leaves_its_place_behind_the_work
     assert (other.array == 7).all()
 
 
-async def test_views_keep_the_memory_that_a_packed_tier_lets_go_and_nothing_else_does(tiers):
+async def test_only_views_keep_the_memory_that_a_packed_tier_frees(tiers):
     a = born(tiers, tile("a"), PAGE, 3.0)
     await tiers.run_ahead.drain()
     view, memory = a.array[:1], weakref.ref(tiers.top.arena.ground.memory)
@@ -127,7 +127,7 @@ async def test_views_keep_the_memory_that_a_packed_tier_lets_go_and_nothing_else
     assert whole() is None
 
 
-async def test_the_memory_stays_from_packed_to_slots_and_back_and_so_do_the_bytes_in_flight(tiers, gate):
+async def test_memory_and_bytes_in_flight_survive_the_change_between_packed_and_slots(tiers, gate):
     demand = demand_of([Program("none").finish()], [tile(f"p{number}") for number in range(20)])
     wanted = demand.rounded(tiers.top.arena.alignment)
     ground, memory = tiers.top.arena.ground, tiers.top.arena.ground.memory
@@ -142,14 +142,14 @@ async def test_the_memory_stays_from_packed_to_slots_and_back_and_so_do_the_byte
     assert tiers.top.arena.packed and ground.memory is memory
     b = born(tiers, tile("b"), 0, 7.0)
     let_go_on(tiers)
-    assert not b.written.done  # it stands where `a` is still being written back
+    assert not b.written.done  # it lies where `a` is still being written back
     gate.set()
     tiers.top.load_at(a, PAGE)
     await tiers.run_ahead.drain()
     assert (a.array == 4).all() and (b.array == 7).all()
 
 
-async def test_a_tier_for_which_there_is_no_memory_is_not_packed(tiers, monkeypatch):
+async def test_a_tier_without_enough_memory_is_not_packed(tiers, monkeypatch):
     tiers.top.forget_pools()
     monkeypatch.setattr("asynctile.storage.host.reserve", refuse)
     with pytest.raises(TierError, match="refused"):
@@ -158,7 +158,7 @@ async def test_a_tier_for_which_there_is_no_memory_is_not_packed(tiers, monkeypa
 
 
 def free_offset(tiers, rng, one):
-    """Anywhere that nobody stands; None where there is no room."""
+    """Return a random free offset for a tile, or None if there is no room."""
     spans = [(other.slot.offset, other.slot.offset + other.slot.nbytes) for other in tiers.top.ledger.resident]
     starts = range(0, CAP - one.nbytes + 1, tiers.top.arena.alignment)
     free = [start for start in starts if all(start + one.nbytes <= low or high <= start for low, high in spans)]
@@ -166,8 +166,8 @@ def free_offset(tiers, rng, one):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_no_byte_is_lost_however_tiles_come_go_and_change(tiers, seed):
-    """Nothing is waited for in between: four streams run behind, in whatever order they may."""
+async def test_no_byte_is_lost_however_tiles_are_loaded_evicted_and_changed(tiers, seed):
+    """Nothing is awaited in between: four streams run behind, in any permitted order."""
     rng = random.Random(seed)
     tiles = [tile(f"t{number}", rng.choice((1, 1, 2, 3))) for number in range(7)]
     values = {}

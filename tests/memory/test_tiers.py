@@ -1,4 +1,4 @@
-"""The engine over a spill folder, on programs without a model: bits, what moves, what is freed. Failures: test_failures.py."""
+"""The engine over a spill folder, on programs without a model: bits, moves, freed memory. test_failures.py tests failures."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-async def test_a_program_gives_the_same_bits_whichever_tiers_its_tiles_were_in(place, tmp_path):
+async def test_a_program_gives_the_same_bits_from_whichever_tiers_its_tiles_come(place, tmp_path):
     result, work = await product_in_ram(Matmul()), Matmul()
     async with engine_for(work, tmp_path, *place) as engine:
         await work.prepare(engine)
@@ -40,12 +40,12 @@ async def test_a_program_gives_the_same_bits_whichever_tiers_its_tiles_were_in(p
     assert os.listdir(tmp_path) == []
 
 
-async def test_tiles_that_the_device_changed_leave_ram_without_being_written(tmp_path):
-    """C is written in each run and never read: what RAM and the disk have of it is old as soon as the device has begun."""
+async def test_tiles_changed_by_the_device_leave_ram_without_being_written_to_disk(tmp_path):
+    """Each run writes C and never reads it. RAM and disk hold stale bytes of it as soon as the device has begun."""
     work = Matmul()
     async with engine_for(work, tmp_path, "emulated", 48, 40) as engine:
         await work.prepare(engine)
-        for _ in range(2):  # what stands in RAM goes to the disk once, as its places become those of a schedule
+        for _ in range(2):  # tiles in RAM go to the disk once, when their places become those of a schedule
             await work.run(engine)
         first = engine.statistics().spill_written_bytes
         for _ in range(3):
@@ -53,7 +53,7 @@ async def test_tiles_that_the_device_changed_leave_ram_without_being_written(tmp
         assert engine.statistics().spill_written_bytes == first
 
 
-async def test_the_result_of_an_engine_that_closes_is_no_descriptor_no_thread_and_no_file(tmp_path):
+async def test_a_closed_engine_leaves_no_descriptor_no_thread_and_no_file(tmp_path):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
@@ -81,8 +81,8 @@ async def test_ram_below_one_slot_of_each_size_is_refused_before_anything_moves(
 
 
 @pytest.mark.parametrize(("slots", "ram"), [(20, 3), (40, 3), (40, 20)])
-async def test_places_on_the_disk_that_were_reserved_are_there_whatever_else_stands_above(slots, ram, tmp_path):
-    """Tiles of another program that are on the device alone must find a place too."""
+async def test_reserved_places_on_the_disk_are_there_whatever_the_tiers_above_hold(slots, ram, tmp_path):
+    """Tiles of another program that are only on the device must find a place too."""
     one, two = Matmul(seed=1), Matmul(seed=2)
     limit = 96 * one.nbytes
     async with engine_for(one, tmp_path, "emulated", slots, ram, spill_limit=limit) as engine:
@@ -102,7 +102,7 @@ async def test_places_on_the_disk_that_were_reserved_are_there_whatever_else_sta
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_let_go_with_the_cap(device, tmp_path):
+async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_freed_with_the_cap(device, tmp_path):
     first, other = Matmul(), Matmul(n=2, edge=64)
     options = {"device_memory": 40 * first.nbytes} if device == "emulated" else {}
     async with Engine(device, host_memory=40 * first.nbytes, spill=tmp_path, **options) as engine:
@@ -118,7 +118,7 @@ async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_let_go_wit
 
 @pytest.mark.parametrize("leaves", ["for slots", "with the cap"])
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_a_packed_tier_gives_way_to_slots_and_to_other_caps_and_loses_no_byte(device, leaves, tmp_path):
+async def test_a_packed_tier_gives_way_to_slots_and_to_other_caps_without_losing_a_byte(device, leaves, tmp_path):
     result, work = await product_in_ram(Matmul()), Matmul()
     options = {"device_memory": 12 * work.nbytes} if device == "emulated" else {}
 
@@ -161,7 +161,7 @@ async def given_back(loan):
     loan.give_back()
 
 
-async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_path):
+async def test_a_program_waits_for_lent_ram_that_it_needs(tmp_path):
     work = Matmul()
     async with engine_for(work, tmp_path, "cpu", None, 50) as engine:
         loan = await borrowed(engine, 30 * work.nbytes)
@@ -181,7 +181,7 @@ async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_pat
         assert engine.statistics().host_used_bytes == 48 * work.nbytes
 
 
-async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_it(tmp_path):
+async def test_an_operation_that_waits_for_its_input_is_woken_when_the_input_arrives(tmp_path):
     work = Matmul()
     async with engine_for(work, tmp_path, "emulated", 6, 6, watchdog=5) as engine:
         await runtime_of(engine).reserve(work.demand)
@@ -196,7 +196,7 @@ async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 async def test_a_program_that_has_run_ends_with_its_last_user_and_its_tiles(device, tmp_path):
-    """What is kept by program, such as graphs in a device's memory, would stay otherwise."""
+    """Otherwise everything kept for a program, such as graphs in a device's memory, would stay."""
     work = Matmul()
     slots = 6 if device == "emulated" else None
     async with engine_for(work, tmp_path, device, slots, 5) as engine:

@@ -1,4 +1,4 @@
-"""What attention_page makes of its tiles, and which it refuses."""
+"""How attention_page accesses its tiles, and which tiles it refuses."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ def tile(name, *shape, dtype=np.float32):
 
 
 def operands(**others):
-    """Four rows, two heads of three columns, pages of five keys, three pages."""
+    """Return four rows, two heads of three columns, pages of five keys, three pages."""
     shapes = dict.fromkeys(("q", "k", "v", "page", "rows", "pages", "out"), (4, 6))
     shapes |= {"page": (10, 6), "rows": (8,), "pages": (6,), "stats": (4, 4)}
     return [tile(name, *shape) for name, shape in (shapes | others).items()]
 
 
 @pytest.mark.parametrize(("first", "last", "access"), [(True, False, "rrrurrww"), (False, True, "rrrurruu")])
-def test_a_page_keeps_what_is_not_written_and_a_first_page_starts_the_rows(first, last, access):
+def test_a_page_keeps_its_unwritten_part_and_a_first_page_starts_the_rows(first, last, access):
     made = attention_page(*operands(), number=2, heads=2, first=first, last=last)
     assert (made.kernel, made.access, made.params) == ("attention_page", access, (2, 2, first, last))
     assert made.flops == 2 * 2 * 4 * 5 * 6
@@ -36,11 +36,11 @@ def test_a_page_keeps_what_is_not_written_and_a_first_page_starts_the_rows(first
     ({"pages": (7,)}, r"pages has shape \(7,\), expected \(6,\)"),
     ({"stats": (2, 4)}, r"stats has shape \(2, 4\), expected \(4, 4\)"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(others, message):
+def test_operands_that_do_not_fit_are_refused(others, message):
     with pytest.raises(ValueError, match=f"attention_page: {message}"):
         attention_page(*operands(**others), number=2, heads=2, first=True, last=True)
 
 
-def test_columns_that_are_no_whole_heads_are_refused():
+def test_columns_that_are_not_whole_heads_are_refused():
     with pytest.raises(ValueError, match="attention_page: q has 6 columns, expected whole columns for each of 4 heads"):
         attention_page(*operands(stats=(8, 4)), number=2, heads=4, first=True, last=True)

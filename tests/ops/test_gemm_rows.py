@@ -1,4 +1,4 @@
-"""What gemm_rows makes of its tiles, and which it refuses."""
+"""How gemm_rows accesses its tiles, and which tiles it refuses."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_a_may_have_more_rows_than_the_product():
     assert (made.params, made.flops) == ((False, False), 2 * 4 * 5 * 6)
 
 
-def test_what_joins_the_product_stands_before_it():
+def test_operands_that_join_the_product_come_before_it():
     assert gemm_rows(A, tile("b", 5, 6), C, tb=True, accumulate=True).access == "rru"
     made = gemm_rows(A, B, C, bias=BIAS)
     assert (made.kernel, made.operands, made.access) == ("gemm_rows_bias", (A, B, BIAS, C), "rrrw")
@@ -39,6 +39,6 @@ def test_what_joins_the_product_stands_before_it():
     ((A, B, C), {"source": tile("source", 9, 5)}, r"source has shape \(9, 5\), expected \(4, 5\)"),
     ((A, B, C), {"source": SOURCE, "accumulate": True}, "c cannot both accumulate and start from source; choose one"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(operands, options, message):
+def test_operands_that_do_not_fit_are_refused(operands, options, message):
     with pytest.raises(ValueError, match=f"gemm_rows: {message}"):
         gemm_rows(*operands, **options)

@@ -1,4 +1,4 @@
-"""Players, closed behind each test."""
+"""Players that are closed after each test."""
 
 import pytest
 

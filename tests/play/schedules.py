@@ -1,7 +1,7 @@
-"""Schedules of marks: entries that leave a mark, and look for those of all that they must come after.
+"""Schedules of marks: each entry leaves a mark, and looks for the marks of all entries that it must come after.
 
 Each entry has a mark in `marks`. An operation adds one to its own and counts in `missing` how many of the marks before it were
-not there yet. A copy writes a 1 over its own. What does a transfer does as it likes.
+not there yet. A copy writes a 1 over its own. The code that answers a transfer may do as it likes.
 """
 
 import numpy as np
@@ -23,14 +23,14 @@ def mark(marks, before, missing, entry):
 
 @njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
 def number(marks, before, missing, entry):
-    """Leaves in `missing` how many marks there were."""
+    """Store the number of marks in `missing`."""
     missing[entry] = marks.sum()
     marks[entry] += 1
 
 
 @njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
 def fail(marks, before, missing, entry):
-    """Raises where an entry has a mark before it."""
+    """Raise if an entry has a mark before it."""
     marks[entry] += 1
     if before.size >= 0:
         raise ValueError("an entry that fails")
@@ -38,20 +38,20 @@ def fail(marks, before, missing, entry):
 
 @njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
 def overdraw(marks, before, missing, entry):
-    """Asks for more memory than there is."""
+    """Ask for more memory than there is."""
     marks[entry] += 1
     missing[entry] += np.ones(1 << 60)[entry] > 2
 
 
 @njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
 def hold(marks, before, missing, entry):
-    """Runs until somebody has set its mark."""
+    """Run until some other thread has set the entry's mark."""
     while look(marks[entry:].ctypes.data) == 0:
         pass
 
 
 class Marked:
-    """A schedule of `kinds`, edges (earlier, later[, travels]), and what its entries have left behind."""
+    """A schedule of `kinds` with edges (earlier, later[, travels]), and the marks that its entries leave."""
 
     def __init__(self, kinds, edges=(), stretches=None, reports=(), kernels=None, nbytes=8):
         n = len(kinds)
@@ -97,7 +97,7 @@ class Marked:
 
 
 async def play(player, tables, stretches=1):
-    """A run of them from beginning to end, without a look at how it went."""
+    """Run them from beginning to end without a look at errors."""
     if player.tables is not tables:
         player.attach(tables)
     player.begin()

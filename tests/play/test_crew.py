@@ -1,4 +1,4 @@
-"""The threads of a player end with it, with its interpreter, or are left behind; a forked child has none of them."""
+"""The threads of a player end with it or with its interpreter, or are left behind; a forked child has none of them."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ from tests.settle import turns, until
 pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
 
 #: Ends with players that nobody closed: one at rest, one that waits for a transfer and a copy, one that runs a kernel. With an
-#: argument it does so in a forked child as well, and closes one there.
+#: argument it also does so in a forked child, and closes one player there.
 PROGRAM = """
 import asyncio, os, sys, threading, time, warnings
 
@@ -63,7 +63,7 @@ def of_players():
 
 @pytest.fixture
 async def held():
-    """A player one thread of which runs what `marks` holds up, and these."""
+    """A player with one thread in a kernel that `marks` holds up, and the marks."""
     player, marked = Player(2, None, None), Marked([OPERATION], kernels={0: hold})
     player.attach(marked.tables)
     player.begin()
@@ -75,7 +75,7 @@ async def held():
 
 
 @pytest.mark.parametrize("refused", range(3))
-async def test_where_one_thread_is_refused_the_others_end_and_the_player_plays_once_all_are_there(refused, caplog):
+async def test_if_one_thread_is_refused_the_others_end_and_the_player_plays_once_all_are_there(refused, caplog):
     player = Player(3, None, None)
     with Refusals(lambda index, _: index % (refused + 1) == refused).in_force() as refusals:
         for _ in range(2):
@@ -92,7 +92,7 @@ async def test_where_one_thread_is_refused_the_others_end_and_the_player_plays_o
     assert of_players() == []
 
 
-async def test_a_player_whose_products_would_have_no_memory_has_no_threads(monkeypatch, caplog):
+async def test_a_player_whose_products_have_no_memory_has_no_threads(monkeypatch, caplog):
     def refuse(count):
         raise BudgetError(f"products in {count} threads take too much", 0)
 
@@ -106,13 +106,13 @@ async def test_a_player_whose_products_would_have_no_memory_has_no_threads(monke
 
 
 @pytest.mark.parametrize("forking", [[], ["fork"]])
-def test_an_interpreter_ends_beside_players_that_nobody_closed(forking):
+def test_an_interpreter_ends_although_nobody_closed_its_players(forking):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, *forking]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "to its end\n", "")
 
 
-async def test_what_runs_is_named_with_its_thread(held):
+async def test_running_work_is_named_with_its_thread(held):
     player, marks = held
     ((name, (task, since)),) = player.running.items()
     assert name in [thread.name for thread in of_players()] and task.event.what == "entry 0"
@@ -123,7 +123,7 @@ async def test_what_runs_is_named_with_its_thread(held):
     await until(lambda: not player.running)
 
 
-async def test_closing_waits_for_what_runs_but_not_longer_than_it_is_told_to(held, caplog):
+async def test_closing_waits_for_running_work_but_no_longer_than_told(held, caplog):
     player, marks = held
     ended = player.ended(0)[0]
     player.close(0.01)
@@ -158,7 +158,7 @@ async def test_a_player_that_is_dropped_ends_its_threads():
     await play(player, Marked([OPERATION]).tables)
     threads = of_players()
     assert len(threads) == 2
-    await turns()  # while a run is under way the loop has the player
+    await turns()  # the loop has the player while a run is under way
     del player
     gc.collect()
     assert not [thread for thread in threads if thread.is_alive()]

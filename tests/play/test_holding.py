@@ -1,4 +1,4 @@
-"""What a player is told to hold does not begin, and no call is lost when it is let go; for turns between shares."""
+"""A player does not begin work that it is told to hold, and loses no call when it is released; for turns between shares."""
 
 import asyncio
 import threading
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are no
 
 
 async def asleep(player):
-    """Until its workers have looked for work and found none that may begin."""
+    """Wait until the player's workers have looked for work and found none that may begin."""
     state = player._state
     await until(lambda: state.control[PARKED] == player.threads and state.control[OPENED] == state.control[ASKED])
 
 
-async def test_what_is_held_does_not_begin_and_begins_when_it_is_let_go(players):
+async def test_held_work_begins_only_when_it_is_released(players):
     marked, player = Marked([OPERATION] * 40 + [UPLOAD, DOWNLOAD], [(0, 39)]), players()
     player.hold(True, True)
     player.attach(marked.tables)
@@ -40,7 +40,7 @@ async def test_what_is_held_does_not_begin_and_begins_when_it_is_let_go(players)
     assert (marked.marks == 1).all() and not player.has_work(True)
 
 
-async def test_holding_lets_what_runs_end_and_nothing_behind_it_begin(players):
+async def test_holding_lets_running_work_end_and_nothing_after_it_begin(players):
     marked, player = Marked([OPERATION] * 4, [(0, 1), (0, 2), (0, 3)], kernels={0: hold}), players()
     player.attach(marked.tables)
     player.begin()
@@ -58,7 +58,7 @@ async def test_holding_lets_what_runs_end_and_nothing_behind_it_begin(players):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-async def test_no_call_is_lost_however_often_work_is_held_and_let_go(players, threads):
+async def test_no_call_is_lost_however_often_work_is_held_and_released(players, threads):
     pairs = np.random.default_rng(threads).integers(0, 2000, (900, 2)).tolist()
     edges = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
     kinds = np.random.default_rng(1).choice([OPERATION, OPERATION, UPLOAD, DOWNLOAD], 2000).tolist()
@@ -73,7 +73,7 @@ async def test_no_call_is_lost_however_often_work_is_held_and_let_go(players, th
     assert (marked.marks == 1).all() and not marked.missing.any()
 
 
-async def test_a_copy_that_is_under_way_ends_while_all_is_held(players):
+async def test_a_copy_in_flight_ends_while_everything_is_held(players):
     marked, player = Marked([UPLOAD, UPLOAD]), players(rate=8 / 0.005)
     player.attach(marked.tables)
     player.begin()
@@ -88,7 +88,7 @@ async def test_a_copy_that_is_under_way_ends_while_all_is_held(players):
     await ended.landed()
 
 
-async def test_a_stall_names_what_is_held_before_what_waits_for_that(players):
+async def test_a_stall_names_held_work_before_the_work_that_waits_for_it(players):
     marked, player = Marked([UPLOAD, OPERATION, OPERATION], [(1, 2)]), players()
     player.attach(marked.tables)
     player.hold(True, True)
@@ -107,7 +107,7 @@ async def test_a_stall_names_what_is_held_before_what_waits_for_that(players):
     assert not player.waiting
 
 
-async def test_a_player_that_holds_its_work_is_closed_and_given_other_tables(players):
+async def test_a_player_that_holds_its_work_can_be_closed_and_given_other_tables(players):
     marked, other, player = Marked([OPERATION] * 3), Marked([OPERATION] * 3), players()
     player.attach(marked.tables)
     player.hold(True, True)
@@ -134,7 +134,7 @@ async def test_waiting_for_a_turn_is_no_stall(players):
     await until(lambda: asked)
     await asleep(player)
     await asyncio.sleep(0.01)
-    player.hold(True, True)  # which counts
+    player.hold(True, True)  # this counts
     assert player.stall_s == 0
     player.hold(False, False)
     await until(lambda: marked.marks[1])

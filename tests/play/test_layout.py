@@ -1,4 +1,4 @@
-"""A call of a kernel as words: for exactly the types that it was compiled for, and for nothing else."""
+"""A call of a kernel as words: only for the exact types that it was compiled for."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def wide(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o):  # noqa: E741
     pass
 
 
-def test_arrays_are_spread_over_words_and_reals_stand_apart():
+def test_arrays_are_spread_over_words_and_floats_are_separate():
     block = layout(compiled, [TILE], (True, 7, 0.5), True)
     assert block.words.tolist() == [0, 0, *(0, 0, 15, 4, 0, 3, 5, 20, 4), 1, 7, *(0, 0, 1, 8, 0, 1, 8)]
     assert block.pointers == (6, 17) and block.reals == (0.5,) and block.count == 20
@@ -51,5 +51,5 @@ def test_arrays_are_spread_over_words_and_reals_stand_apart():
         (wide, [TILE] * 15, (), False),
     ],
 )
-def test_what_cannot_be_called_by_address_has_no_words(kernel, operands, params, has_number):
+def test_a_kernel_that_cannot_be_called_by_address_has_no_words(kernel, operands, params, has_number):
     assert layout(kernel, operands, params, has_number) is None

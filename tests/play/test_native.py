@@ -1,4 +1,4 @@
-"""Every kernel of the CPU, called by its address, does bit for bit what it does when Python calls it."""
+"""Every kernel of the CPU gives the same bits called by its address and called by Python."""
 
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ def call(function, scratch, words, count, reals):
 
 
 def by_address(block, arrays):
-    """Its status."""
-    words = np.full(room(block.count), -1, np.int64)  # what is beyond the kernel's own arguments does not matter
+    """Call the kernel by its address; return its status."""
+    words = np.full(room(block.count), -1, np.int64)  # words beyond the kernel's own arguments do not matter
     words[: block.count] = block.words
     words[list(block.pointers)] = [array.ctypes.data for array in arrays]
     reals = np.full(native.REALS, np.nan)
@@ -39,7 +39,7 @@ def by_address(block, arrays):
 
 
 def examples():
-    """(kernel, arrays, params, whether there is a number), together one at least of each signature."""
+    """Yield (kernel, arrays, params, whether there is a number), at least one of each signature."""
     for dtype in ("f32", "bf16"):
         yield from ((name, *call) for name, call in calls(dtype).items())
     for name in ATTENTION:
@@ -76,7 +76,7 @@ def test_a_kernel_called_by_address_gives_the_bits_of_the_same_kernel_called_by_
     assert seen == {(name, signature) for name in KERNELS for signature in SIGNATURES[name]}
 
 
-def test_a_kernel_that_raises_or_finds_no_memory_says_so_and_one_that_does_not_does_not():
+def test_a_kernel_that_raises_or_finds_no_memory_reports_it_and_others_do_not():
     arrays = [np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(1, np.int64)]
     statuses = [
         by_address(layout(kernel, [(array.shape, array.dtype) for array in arrays], (0,), False), arrays)

@@ -1,4 +1,4 @@
-"""A schedule is played in its order, each entry once, and the loop is told of stretches, failures and transfers."""
+"""A player runs a schedule in order, each entry once, and tells the loop of stretches, failures and transfers."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ def schedules(draw):
 
 
 def expected_statuses(tables, failing):
-    """By the definition, entry after entry."""
+    """Return the statuses by definition, entry after entry."""
     statuses = np.full(tables.count, OK)
     for entry in range(tables.count):
         if statuses[entry] == OK and entry in failing:
@@ -53,7 +53,10 @@ def expected_statuses(tables, failing):
 
 
 def check_link(state, way):
-    """By its own times: one copy after another, each for as long as it takes, none before what it waits for."""
+    """Check the link by its own times.
+
+    Copies must come one after another, each must take its time, and none may begin before the entries that it waits for.
+    """
     copies = np.flatnonzero(state.tables.kinds == way)
     copies = copies[state.statuses[copies] == OK]
     ended = state.ended_at[copies]
@@ -66,7 +69,7 @@ def check_link(state, way):
 
 
 @pytest.mark.parametrize(("threads", "rate"), [(1, None), (2, None), (3, RATE), (2, RATE)])
-async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_where_they_should(players, threads, rate):
+async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_along_edges(players, threads, rate):
     by_hand = threading.Thread  # transfers are answered from threads of their own
 
     async def run(player, marked, failing):
@@ -104,8 +107,8 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_of_what_is_ready_the_earliest_is_played_first(players, seed):
-    """Edges lead forward, so one worker alone plays operations in their order."""
+async def test_the_earliest_ready_entry_is_played_first(players, seed):
+    """Edges lead forward, so a single worker plays operations in their order."""
     pairs = np.random.default_rng(seed).integers(0, 60, (70, 2)).tolist()
     edges = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
     marked, player = Marked([OPERATION] * 60, edges, kernels=dict.fromkeys(range(60), number)), players(threads=1)
@@ -134,7 +137,7 @@ async def test_an_entry_begins_when_its_stretch_is_released_and_not_before(playe
     assert marked.marks.tolist() == [1] * 6
 
 
-async def test_a_transfer_that_is_awaited_holds_up_its_stretch_but_not_what_reports(players):
+async def test_an_awaited_transfer_delays_its_stretch_but_not_the_reports(players):
     marked, player, asked = Marked([OPERATION, TRANSFER, OPERATION], [(1, 2)], reports=[0]), players(), []
     player.on_transfer = asked.append
     player.attach(marked.tables)
@@ -152,7 +155,7 @@ async def test_a_transfer_that_is_awaited_holds_up_its_stretch_but_not_what_repo
 
 
 @pytest.mark.parametrize("kernel", [fail, overdraw])
-async def test_what_fails_is_named_and_only_what_reads_from_it_is_skipped(players, kernel):
+async def test_a_failure_is_named_and_only_its_readers_are_skipped(players, kernel):
     marked = Marked([OPERATION] * 5, [(1, 2, 1), (1, 3, 0), (2, 4, 1)], [0, 0, 0, 1, 1], kernels={1: kernel})
     player = players()
     await play(player, marked.tables, 2)
@@ -163,7 +166,7 @@ async def test_what_fails_is_named_and_only_what_reads_from_it_is_skipped(player
             await player.ended(stretch)[0].landed()
 
 
-async def test_a_limited_link_carries_one_copy_at_a_time_for_as_long_as_its_rate_says(players):
+async def test_a_limited_link_carries_one_copy_at_a_time_at_its_rate(players):
     kinds = [UPLOAD, DOWNLOAD, UPLOAD, OPERATION, DOWNLOAD]
     marked, player, rate = Marked(kinds, [(2, 3), (3, 4)]), players(rate=8 / 0.02), 8 / 0.02
     began = time.perf_counter()
@@ -182,7 +185,7 @@ async def test_a_player_without_work_uses_no_processor(players):
     assert time.process_time() - before < 0.1
 
 
-async def test_other_tables_are_played_by_the_same_threads_and_the_arrays_before_are_let_go(players):
+async def test_other_tables_are_played_by_the_same_threads_and_earlier_arrays_are_freed(players):
     player, many = players(), threading.active_count()
     for count in (3, 1, 40):
         marked = Marked([OPERATION] * count)
@@ -196,13 +199,13 @@ async def test_other_tables_are_played_by_the_same_threads_and_the_arrays_before
     assert last.marks == 1
 
 
-async def test_two_players_at_once_do_not_meet(players):
+async def test_two_players_at_once_do_not_interfere(players):
     both = [(players(), Marked([OPERATION] * 200, [(i, i + 1) for i in range(199)])) for _ in range(2)]
     await asyncio.gather(*(play(player, marked.tables) for player, marked in both))
     assert all((marked.marks == 1).all() for _, marked in both)
 
 
-async def test_closing_ends_the_threads_and_who_waits_is_told(players):
+async def test_closing_ends_the_threads_and_informs_the_waiters(players):
     marked, player = Marked([OPERATION, TRANSFER]), players()
     player.on_transfer = lambda entry: None
     player.attach(marked.tables)
@@ -217,7 +220,7 @@ async def test_closing_ends_the_threads_and_who_waits_is_told(players):
         player.attach(marked.tables)
 
 
-async def test_a_transfer_that_cannot_be_begun_fails_and_says_why(players):
+async def test_a_transfer_that_cannot_begin_fails_and_says_why(players):
     marked, player, told = Marked([TRANSFER, OPERATION], [(0, 1)]), players(), []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(str(context["exception"])))
     await play(player, marked.tables)
@@ -225,7 +228,7 @@ async def test_a_transfer_that_cannot_be_begun_fails_and_says_why(players):
     assert told == ["entry 0 of the schedule is a transfer, which nobody carries out; set on_transfer"]
 
 
-async def test_what_does_not_fit_the_state_of_a_player_is_refused(players):
+async def test_a_schedule_that_does_not_fit_a_players_state_is_refused(players):
     marked, player = Marked([OPERATION, TRANSFER], stretches=[0, 1]), players()
     player.on_transfer = lambda entry: None
     with pytest.raises(RuntimeError, match="no tables; attach"):
@@ -238,7 +241,7 @@ async def test_what_does_not_fit_the_state_of_a_player_is_refused(players):
         player.release(2)
     player.release(0)
     await player.ended(0)[0].landed()
-    player.begin()  # of which the second stretch was never released
+    player.begin()  # its second stretch was never released
     player.release(1)
     with pytest.raises(RuntimeError, match="has not ended"):
         player.begin()

@@ -1,4 +1,4 @@
-"""A schedule that no player could play is refused when it is made, in a sentence."""
+"""A schedule that no player could play is refused when its tables are made, in a sentence."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ def tables():
     return Marked([OPERATION, UPLOAD, TRANSFER, COPY], [(0, 1), (1, 2), (0, 3)], [0, 0, 1, 3]).tables
 
 
-def test_what_is_well_formed_is_taken_and_knows_its_stretches(tables):
+def test_valid_tables_are_accepted_and_know_their_stretches(tables):
     assert tables.count == 4
     assert tables.stretch_at.tolist() == [0, 2, 3, 3, 4]
 
@@ -41,7 +41,7 @@ def test_what_is_well_formed_is_taken_and_knows_its_stretches(tables):
         ("words_at", lambda x: x - 1, "lies outside its"),
     ],
 )
-def test_what_is_not_is_refused(tables, name, change, sentence):
+def test_invalid_tables_are_refused(tables, name, change, sentence):
     with pytest.raises(ValueError, match=sentence):
         replace(tables, **{name: change(getattr(tables, name))})
 

@@ -1,4 +1,4 @@
-"""Precisions: which there are, which device computes in what, and the types of tiles."""
+"""Precisions: their names, which device computes in which one, and the types of tiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from asynctile.program.precision import BF16, PRECISIONS, check_precision, compute_dtype
 
 
-def test_a_precision_that_there_is_not_or_that_the_device_has_not() -> None:
+def test_a_precision_that_does_not_exist_or_that_the_device_lacks_is_refused() -> None:
     for name in PRECISIONS:
         check_precision(name, "cuda:1")
     check_precision("fp32", "cpu")

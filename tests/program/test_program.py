@@ -1,4 +1,4 @@
-"""A program, once it is recorded: what it cannot do is refused before it runs, and its numbers are found by their labels."""
+"""A recorded program: impossible requests are refused before it runs, and its numbers are found by their labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asynctile.program.program import Program
 from tests.by_hand import SHAPE, standing
 
 
-def test_a_temporary_that_is_read_before_it_is_written_is_refused_when_the_program_is_recorded() -> None:
+def test_a_temporary_read_before_it_is_written_is_refused_during_recording() -> None:
     (x,) = standing("x")
     program = Program("two steps")
     early = program.tile("early", SHAPE)
@@ -22,7 +22,7 @@ def test_a_temporary_that_is_read_before_it_is_written_is_refused_when_the_progr
         program.finish()
 
 
-def test_an_operation_does_not_write_what_it_reads_itself() -> None:
+def test_an_operation_that_reads_its_own_unwritten_output_is_refused() -> None:
     program = Program("by hand")
     both = program.tile("both", SHAPE)
     program.add(gemm(both, both, both))
@@ -37,7 +37,7 @@ def test_a_fetch_of_a_temporary_that_nothing_writes_is_refused() -> None:
         program.finish()
 
 
-def test_inputs_and_standing_tiles_may_be_read_first() -> None:
+def test_inputs_and_persistent_tiles_may_be_read_first() -> None:
     (x,) = standing("x")
     program = Program("by hand")
     sum_of = program.tile("sum", SHAPE)
@@ -46,7 +46,7 @@ def test_inputs_and_standing_tiles_may_be_read_first() -> None:
     assert program.finish().next_uses[0][2] == 1
 
 
-def test_numbers_are_found_in_order_by_how_their_labels_begin() -> None:
+def test_numbers_are_found_in_order_by_the_beginning_of_their_labels() -> None:
     program = Program("test")
     for label in ("loss[0]", "norm[a]", "loss[1]", "norm[b]"):
         program.number(label)

@@ -1,4 +1,4 @@
-"""The bounds against PyTorch and transformers, by precision, with the one exception that they need. Prints the worst it saw."""
+"""The bounds against PyTorch and transformers, by precision, with their one exception. Prints the worst distance it saw."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest distance of logits, of a gradient and of a tensor after STEPS steps; of losses at once and in training.
+    """Bounds of logits, of a gradient, of a tensor after STEPS steps, of losses at once, and of losses in training.
 
-    keys_at_zero: whether what is a rounding error in exact arithmetic (`_parts`) is small beside the rest.
+    keys_at_zero: whether the tensor that is pure rounding error in exact arithmetic (`_parts`) is small compared with the rest.
     """
 
     logits: float
@@ -39,17 +39,17 @@ class Bounds:
 
 
 FP32 = Bounds(1e-5, 5e-6, 5e-5, 2e-6, 1e-4)
-#: Twice what PyTorch itself differs by from its float64 on the shapes of test_torch.py, with matrix products alone rounded to
-#: TF32, and under autocast to bf16.
+#: Twice the distance of PyTorch from its own float64 on the shapes of test_torch.py: with only matrix products rounded to TF32,
+#: and under autocast to bf16.
 TF32 = Bounds(2e-3, 4e-3, 1.5e-2, 1e-4, 1e-4, keys_at_zero=False)
 BF16 = Bounds(2e-2, 4e-2, 8e-2, 1e-3, 5e-4, keys_at_zero=False)
 LOGITS, GRADIENT, TRAINED = FP32.logits, FP32.gradient, FP32.trained
 
 
 def _parts(name: str, value: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """What is determined, and the key third of c_attn.bias if it is that tensor.
+    """Return the determined part of a tensor, and the key third of c_attn.bias if it is that tensor.
 
-    Softmax does not see a shift of all scores of a row, so the true gradient of the keys' bias is zero: both sides hold
+    Softmax does not see a shift of all scores of a row, so the true gradient of the keys' bias is zero. Both sides hold
     rounding noise there, which AdamW brings to full size (PyTorch differs from itself by 5e-4).
     """
     if not name.endswith("c_attn.bias"):
@@ -73,7 +73,10 @@ def check_gradients(found: Tensors, expected: Tensors, bound: float) -> None:
 
 
 def check_trained(found: Tensors, expected: Tensors, bound: float, *, steps: int = STEPS, keys_at_zero: bool = True) -> None:
-    """keys_at_zero: the model began with zero biases, so the key third of c_attn.bias must have stayed near zero."""
+    """Check tensors after training.
+
+    keys_at_zero: the model began with zero biases, so the key third of c_attn.bias must have stayed near zero.
+    """
     assert found.keys() == expected.keys()
     worst = ("", 0.0)
     for name, value in expected.items():

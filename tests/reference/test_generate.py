@@ -1,4 +1,4 @@
-"""The likeliest text of a model as transformers' `generate` writes it from the same files, with its cache."""
+"""The likeliest text of a model equals that of transformers' `generate` on the same files, with its cache."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer, train_bpe  # no
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
-#: Closer logits may be in another order here: they differ by rounding, as the sums over k are others.
+#: Logits closer than this may be in another order here: they differ by rounding, because the sums over k have another order.
 TIE = 1e-4
 PROMPT = "Once upon: č"
 
 
 def model_of(seed: int, vocab_size: int, **shape: int) -> Any:
-    """Random, with logits of some units, so that the text does not stay at one token."""
+    """Return a random model with logits of some units, so that the text does not stay at one token."""
     torch.manual_seed(seed)
     config = transformers.GPT2Config(
         vocab_size=vocab_size, initializer_range=0.4, bos_token_id=None, eos_token_id=None,
@@ -32,7 +32,7 @@ def model_of(seed: int, vocab_size: int, **shape: int) -> Any:
 
 
 def their_tokens(model: Any, prompt: list[int], penalty: float) -> list[int]:
-    """As far as its positions go, or up to the first of which two are as likely as each other."""
+    """Return transformers' tokens up to its last position, or up to the first place where two tokens are equally likely."""
     found = model.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=model.config.n_positions - len(prompt), use_cache=True,
         repetition_penalty=penalty, pad_token_id=0, output_scores=True, return_dict_in_generate=True)  # fmt: skip
@@ -52,7 +52,7 @@ def their_tokens(model: Any, prompt: list[int], penalty: float) -> list[int]:
         (4, ByteTokenizer(), 256, {"n_layer": 4, "n_head": 2, "n_embd": 128, "n_positions": 256}),
     ],
 )
-def test_the_likeliest_text_is_theirs(
+def test_the_likeliest_text_is_that_of_transformers(
     seed: int, tokenizer: Tokenizer, vocab_size: int, shape: dict[str, int], penalty: float, tmp_path: Path, capsys: Any
 ) -> None:
     model = model_of(seed, vocab_size, **shape)

@@ -1,7 +1,7 @@
-"""vocab.json with merges.txt beside transformers' GPT2Tokenizer, and beside GPT-2's published rules written out here.
+"""vocab.json with merges.txt against transformers' GPT2Tokenizer, and against GPT-2's published rules written out here.
 
-Ids of any text are the same, and so are they by the tokenizer.json that is written of them. How damaged files are told is
-tests/layers/test_bpe_files.py.
+Ids of any text are the same, also by the tokenizer.json that is written from these files. tests/layers/test_bpe_files.py tests
+messages about damaged files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.layers.gpt2_files import END, write_gpt2_files  # noqa: E402
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
-#: Flags under which a token takes the spaces beside it, or stands only between other words.
+#: Flags that make a token take the spaces beside it, or that let it match only between other words.
 MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": True}
 ALONE = {"content": "alone", "lstrip": False, "rstrip": True, "single_word": True, "normalized": False, "special": True}
-#: What may stand beside the two, by name.
+#: Files that may lie beside the two, by name.
 BESIDE: dict[str, dict[str, dict[str, Any]]] = {
     "nothing": {},
     "names": {"special_tokens_map.json": {"bos_token": END, "eos_token": END, "unk_token": END}},
@@ -76,7 +76,7 @@ def test_ids_are_those_of_transformers_for_any_text(folder: Path, ours: Tokenize
     assert set(theirs.all_special_tokens) <= ours.special.keys()
 
 
-def test_the_json_that_is_written_has_the_same_ids_there(ours: Tokenizer, tmp_path: Path) -> None:
+def test_the_written_json_gives_the_same_ids_in_transformers(ours: Tokenizer, tmp_path: Path) -> None:
     ours.save(tmp_path)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     again = load_tokenizer(str(tmp_path / "tokenizer.json"), ())
@@ -90,8 +90,10 @@ def test_the_json_that_is_written_has_the_same_ids_there(ours: Tokenizer, tmp_pa
     holds()
 
 
-def test_a_checkpoint_that_has_both_has_the_same_ids_there(folder: Path, ours: Tokenizer, tmp_path: Path) -> None:
-    """A run that began with the older files saves them with the one that was made of them."""
+def test_a_checkpoint_with_both_kinds_of_files_gives_the_same_ids_in_transformers(
+    folder: Path, ours: Tokenizer, tmp_path: Path
+) -> None:
+    """A run that began with the older files saves them together with the tokenizer.json made from them."""
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     ours.save(tmp_path)
@@ -111,7 +113,7 @@ def test_ids_are_those_of_the_published_rules(tmp_path: Path) -> None:
     ours, by_rule = load_tokenizer(str(tmp_path / "vocab.json"), ()), published(tmp_path)
     assert isinstance(ours, HuggingFaceTokenizer)
 
-    # Characters that this Python knows: what is a letter changes with Unicode, and libraries have different ones.
+    # Only characters that this Python knows: Unicode versions differ on what is a letter, and so do libraries.
     known = st.text(st.characters(exclude_categories=["Cs", "Cn", "Co"]), max_size=30)
 
     @settings(max_examples=300)
@@ -123,7 +125,10 @@ def test_ids_are_those_of_the_published_rules(tmp_path: Path) -> None:
 
 
 def published(folder: Path) -> Callable[[str], list[int]]:
-    """GPT-2's encoder: words by a pattern, bytes as characters, and of all pairs the one merged first, until none was."""
+    """Return GPT-2's encoder.
+
+    It cuts words by a pattern, turns bytes into characters, and merges pairs in the order of training until none is left.
+    """
     vocab: dict[str, int] = json.loads((folder / "vocab.json").read_text())
     pairs = [tuple(line.split()) for line in (folder / "merges.txt").read_text().split("\n")[1:-1]]
     ranks = {pair: rank for rank, pair in enumerate(pairs)}

@@ -1,4 +1,4 @@
-"""What may follow, and how probably, against the logits processors that transformers' `generate` makes of the same settings."""
+"""Allowed tokens and their probabilities against the logits processors of transformers' `generate` for the same settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 300
 
 
 def their_probabilities(logits: np.ndarray, seen: np.ndarray, given: Sampling) -> np.ndarray:
-    """In float64 behind the penalty: at a border float32 would decide by its last bit."""
+    """Return transformers' probabilities, in float64 after the penalty: at a border float32 would decide by its last bit."""
     ids, scores = torch.from_numpy(seen[None]), torch.from_numpy(logits[None].copy())
     if given.repetition_penalty is not None:
         scores = theirs.RepetitionPenaltyLogitsProcessor(given.repetition_penalty)(ids, scores)
@@ -61,12 +61,12 @@ def test_probabilities_are_those_of_transformers(ties: bool) -> None:
         seen = random.integers(0, SIZE, random.integers(0, 100))
         given = Sampling(**settings_of(random))
         found, expected = our_probabilities(logits, seen, given), their_probabilities(logits, seen, given)
-        if ties:  # which of equal ones go is said by nobody there
+        if ties:  # transformers does not define which of equal logits go
             found, expected = np.sort(found), np.sort(expected)
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300, err_msg=str(given))
 
 
-def test_the_likeliest_is_theirs_after_the_penalty() -> None:
+def test_the_likeliest_after_the_penalty_is_that_of_transformers() -> None:
     random = np.random.default_rng(8)
     for _ in range(100):
         logits = random.normal(size=SIZE).astype(np.float32)
@@ -76,7 +76,7 @@ def test_the_likeliest_is_theirs_after_the_penalty() -> None:
         assert Sampler(Sampling(temperature=0, repetition_penalty=1.3)).choose(logits, seen) == int(scores.argmax())
 
 
-def test_generate_of_transformers_orders_them_as_here() -> None:
+def test_generate_of_transformers_uses_the_same_order() -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=5)
     model = transformers.GPT2LMHeadModel(config)
     given = transformers.GenerationConfig(

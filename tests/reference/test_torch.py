@@ -1,7 +1,8 @@
 """The whole way through Engine and Trainer against PyTorch in float32: logits, every gradient, 50 steps, clipping.
 
-The yardstick is tests/reference_gpt2.py. Shapes are ragged in T, d, vocabulary and groups of heads. That the bits do not
-depend on budgets is tests/layers/test_equal_bits.py, so one device is enough here; tests/gpu runs the same with other places.
+The yardstick is tests/reference_gpt2.py. Shapes are ragged in T, d, vocabulary and groups of heads.
+tests/layers/test_equal_bits.py tests that bits do not depend on budgets, so one device is enough here; tests/gpu runs the same
+tests on other devices.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SHAPES = {
     "the default tile": Shape(
         GPT2Config(n_layer=3, n_head=4, n_embd=128, block_size=80, vocab_size=300), None, 2, 75),  # type: ignore[arg-type]
 }
-#: A cap that streams everything: about a quarter of the states.
+#: A cap that makes all tiles move: about a quarter of the states.
 SHARE = 4
 
 
@@ -44,7 +45,7 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the engine computes and how precisely, what PyTorch computes in, and how near they must come."""
+    """The engine's device and precision, PyTorch's precision, and the bounds between both."""
 
     device: str = "emulated"
     precision: str = "fp32"
@@ -52,12 +53,12 @@ class Place:
     bounds: Bounds = FP32
 
     def engine(self, shape: Shape | None = None) -> Engine:
-        """With everything on the device, or with too little memory there for `shape`."""
+        """Return an engine with everything on the device, or with too little memory there for `shape`."""
         cap = None if shape is None else max(shape.config.states_nbytes // SHARE, 2 << 20)
         return Engine(self.device, device_memory=cap, precision=self.precision)
 
     async def theirs(self, model: GPT2) -> ReferenceGPT2:
-        """PyTorch's model of the same weights."""
+        """Return PyTorch's model with the same weights."""
         return ReferenceGPT2.from_state(model.config, await model.state_dict(), self.yardstick)
 
 
@@ -79,7 +80,7 @@ async def test_logits_and_every_gradient(shape: Shape, place: Place) -> None:
 
 
 async def test_every_tensor_after_50_steps(shape: Shape, place: Place) -> None:
-    """From a new model, whose biases are zero: then the keys' bias must stay near zero."""
+    """The model is new, with zero biases, so the keys' bias must stay near zero."""
     async with place.engine() as engine:
         model = await GPT2.create(engine, shape.config, seed=1, tile=shape.tile)
         theirs = await place.theirs(model)
@@ -133,8 +134,8 @@ async def test_two_micro_batches_are_one_to_rounding(length: int, place: Place) 
     check_gradients(others, gradients, 1e-6)
 
 
-async def test_a_longer_mean_ignores_what_is_ignored(place: Place) -> None:
-    """Sequences of which one has no target at all, as padding makes them."""
+async def test_ignored_targets_do_not_count_in_a_longer_mean(place: Place) -> None:
+    """Some sequences have no target at all, as padding makes them."""
     shape = SHAPES["several sequences in a row tile"]
     tokens, targets = shape.batch_of_tokens()
     targets[2:5] = -100

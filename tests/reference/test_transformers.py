@@ -1,6 +1,6 @@
-"""Exchange with transformers: its GPT-2 loaded here, ours loaded there, and the variants of files that exist.
+"""Exchange with transformers: its GPT-2 loaded here, ours loaded there, and the existing variants of files.
 
-Long because a process that has imported transformers once asks it everything, both ways.
+Long because a process that has imported transformers, which is slow, tests everything in both directions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Tensors = dict[str, Any]
 
 
 def theirs_of(**more: Any) -> Any:
-    """A randomly initialised GPT2LMHeadModel without dropout."""
+    """Return a randomly initialized GPT2LMHeadModel without dropout."""
     torch.manual_seed(1)
     config = transformers.GPT2Config(
         n_layer=CONFIG.n_layer, n_head=CONFIG.n_head, n_embd=CONFIG.n_embd, n_positions=CONFIG.block_size,
@@ -78,7 +78,7 @@ async def loaded(path: Path) -> Tensors:
         return await (await GPT2.from_pretrained(engine, path)).state_dict()
 
 
-async def test_logits_gradients_and_50_steps_of_a_loaded_model(folder: Path) -> None:
+async def test_logits_gradients_and_50_steps_of_a_loaded_model_agree(folder: Path) -> None:
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder)
     tokens, targets = SHAPE.batch_of_tokens()
     async with Engine("emulated", device_memory=CONFIG.states_nbytes // 4) as engine:
@@ -105,7 +105,7 @@ async def test_logits_gradients_and_50_steps_of_a_loaded_model(folder: Path) -> 
         check_trained(await model.state_dict(), state_of(theirs), TRAINED)
 
 
-async def test_what_we_save_transformers_loads(tmp_path: Path) -> None:
+async def test_transformers_loads_a_saved_model(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, CONFIG, seed=2, tile=SHAPE.tile)
         await Trainer(model, OPTIMIZER).step(*SHAPE.batch_of_tokens())
@@ -123,7 +123,7 @@ async def test_what_we_save_transformers_loads(tmp_path: Path) -> None:
     assert distance(logits, expected) < LOGITS
 
 
-async def test_there_and_back_changes_no_bit(folder: Path, tmp_path: Path) -> None:
+async def test_a_round_trip_changes_no_bit(folder: Path, tmp_path: Path) -> None:
     expected = state_of(transformers.GPT2LMHeadModel.from_pretrained(folder))
     async with Engine("emulated", device_memory="100KiB") as engine:
         model = await GPT2.from_pretrained(engine, folder, tile=24)
@@ -174,7 +174,7 @@ async def test_half_precision_files_are_read_exactly(dtype: str, tmp_path: Path)
     assert_same_tensors(await loaded(tmp_path / "half"), state_of(theirs))
 
 
-async def test_a_head_that_is_stored_too_is_read_if_it_is_tied(folder: Path) -> None:
+async def test_a_stored_head_is_read_if_it_is_tied(folder: Path) -> None:
     expected = await loaded(folder)
     rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].copy()})
     assert_same_tensors(await loaded(folder), expected)
@@ -190,7 +190,7 @@ async def test_an_untied_head_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"activation_function": "relu"}, {"scale_attn_by_inverse_layer_idx": True}])
-async def test_a_variant_that_computes_something_else_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_variant_with_other_arithmetic_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     theirs_of(**change).save_pretrained(tmp_path / "variant")
     (name,) = change
     with pytest.raises(ValueError, match=f"{name}.*only"):
@@ -222,7 +222,7 @@ async def test_files_that_do_not_fit_are_refused(damage: str, folder: Path) -> N
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """What transformers warns of, by Python's warnings or its own log."""
+    """Yield a list of transformers' warnings, by Python's warnings or its own log."""
     found: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -243,7 +243,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def trained(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> Path:
-    """The checkpoint that a small run names at its end. changes: of the shape; `tokenizer` is that of the run."""
+    """Return the checkpoint that a small run names at its end. changes: of the shape; `tokenizer` is that of the run."""
     shape, run = tmp_path / "shape.json", tmp_path / "run"
     words = ["--tokenizer", changes.pop("tokenizer")] if "tokenizer" in changes else []
     values = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "vocab_size": 256}
@@ -261,7 +261,7 @@ async def logits_of(folder: Path, tokens: Any) -> Any:
 
 
 async def check_model(folder: Path, vocab_size: int) -> Any:
-    """Transformers' model of that folder, whose logits are ours."""
+    """Return transformers' model of that folder, after checking that its logits are ours."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokens = np.random.default_rng(1).integers(0, vocab_size, (3, 32))
     with torch.no_grad():
@@ -272,7 +272,7 @@ async def check_model(folder: Path, vocab_size: int) -> Any:
     return theirs
 
 
-def test_a_checkpoint_of_bytes_opens_as_it_is(
+def test_a_checkpoint_of_bytes_opens_unchanged(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], said: list[str]
 ) -> None:
     folder = trained(tmp_path, text, capsys)
@@ -282,13 +282,13 @@ def test_a_checkpoint_of_bytes_opens_as_it_is(
     assert (len(tokenizer), tokenizer.model_max_length, tokenizer.special_tokens_map) == (256, 32, {})
     random = np.random.default_rng(1)
     for _ in range(300):
-        # Any character but halves of surrogate pairs, which Rust has no string for; short enough to be said nothing about.
+        # Any character except halves of surrogate pairs, which Rust strings cannot hold; short enough that no warning comes.
         codes = random.integers(0, random.choice([0x80, 0x800, 0xD800]), random.integers(0, 10))
         words = "".join(map(chr, codes)) + str(random.choice(["", " ", "<|endoftext|>", " 's\n\n  a", "\U0001f642 \u0301"]))
         ids = tokenizer(words[:8])["input_ids"]
         assert ids == ours.encode(words[:8]).tolist()
         assert tokenizer.decode(ids) == words[:8]
-        raw = random.integers(0, 256, 40)  # mostly no UTF-8
+        raw = random.integers(0, 256, 40)  # mostly not UTF-8
         assert tokenizer.decode(raw) == ours.decode(raw)
     generate = transformers.pipeline("text-generation", model=str(folder))
     for more in ({}, {"max_new_tokens": 7}, {"do_sample": False}):
@@ -296,7 +296,7 @@ def test_a_checkpoint_of_bytes_opens_as_it_is(
     assert said == []
 
 
-def test_a_checkpoint_with_a_tokenizer_of_its_own_ends_its_texts(
+def test_a_checkpoint_with_its_own_tokenizer_ends_its_texts(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], said: list[str]
 ) -> None:
     raw = tokenizers.Tokenizer.from_buffer(train_bpe([text.read_text()], 300).to_json())
@@ -318,7 +318,7 @@ def test_a_checkpoint_with_a_tokenizer_of_its_own_ends_its_texts(
     assert said == []
 
 
-async def test_a_folder_of_theirs_comes_back_with_its_tokenizer_and_its_settings(folder: Path, tmp_path: Path) -> None:
+async def test_a_folder_of_transformers_comes_back_with_its_tokenizer_and_its_settings(folder: Path, tmp_path: Path) -> None:
     vocab = json.loads(train_bpe(["a tile moved"], 260).to_json())["model"]
     merges = [tuple(pair) for pair in vocab["merges"]]
     names = {**vocab["vocab"], "<|endoftext|>": len(vocab["vocab"])}

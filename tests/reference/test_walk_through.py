@@ -144,7 +144,7 @@ def test_the_tutorial_runs_as_printed(
     b"---\nlicense: other\nlicense_name: 'my own'\nlicense_link: https://a.b/c\n---\n",
     b"---\nlicense: [mit\nlanguage: {a\nlicense_link: a: b\nlicense_name: 'x\n---\n",
 ], ids=["none", "a list", "quoted", "broken"])  # fmt: skip
-def test_the_hubs_reader_takes_a_card_whatever_stood_there_before(name: str, before: bytes | None) -> None:
+def test_the_hubs_reader_accepts_a_card_whatever_was_there_before(name: str, before: bytes | None) -> None:
     record = {"options": {"seed": 1, "data": f"/{name}", "model": f"/{name}"}, "versions": {}}
     lines = [{"step": 1, "loss": 2.0, "tokens": 5}, {"step": 1, "validation_loss": 1.5, "validation_perplexity": 4.5}]
     data = ModelCard(model_card(name, GPT2Config.named("gpt2"), record, lines, before).decode()).data

@@ -1,7 +1,7 @@
-"""A schedule run by NumPy, one entry after another, in an order drawn by chance among those that its edges allow.
+"""A schedule run by NumPy, one entry after another, in a random order among those that its edges allow.
 
-So an edge that is missing shows as wrong bits. Every byte that nobody has written yet is 0xff, which makes a NaN of a float.
-A spill file is memory like any other here.
+A missing edge therefore shows as wrong bits. Every byte that nothing has written yet is 0xff, which makes a NaN of a float. A
+spill file is ordinary memory here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class ByChance:
             whole = np.full(cap, 0xFF, np.uint8)
             packed = [place for place in self.memory if place.tier == TOP]
             self.memory |= {place: whole[place.index :][: place.nbytes] for place in packed}
-        #: where in the file what stands has its place
+        #: where in the file a tile has its place
         self.blocks = {entry.what: place for entry in schedule.entries for place in entry.places if place.tier == DISK}
         self.numbers = np.zeros(len(schedule.program.numbers) + 1)
 
     def fill(self, values: dict[Tile, np.ndarray]) -> None:
-        """Put the bytes of every tile where they are when the step begins: the newest, and below what is clean the same."""
+        """Put the bytes of every tile where they are when the step begins: the newest, and the same below a clean copy."""
         for tile, value in values.items():
             for place in self._copies(tile):
                 self._array(place, tile)[...] = value
@@ -45,17 +45,17 @@ class ByChance:
         return self._array(self._newest(tile), tile).copy()
 
     def put(self, tile: Tile, value: np.ndarray) -> None:
-        """An input, where the host writes it."""
+        """Write an input where the host writes it."""
         places = [one.place for one in self.schedule.start if one.tile is tile and one.place is not None]
         self._array(places[-1] if places else self.blocks[tile], tile)[...] = value
 
     def put_at(self, mark: str, tile: Tile, value: np.ndarray) -> None:
-        """The same at a mark."""
+        """Write an input at a mark."""
         places = [one.place for one in self.schedule.at[mark] if one.tile is tile and one.place is not None]
         self._array(places[-1], tile)[...] = value
 
     def run(self, seed: int, look: Callable[[str], None] = lambda mark: None) -> None:
-        """look: called at each mark."""
+        """Run the schedule once. look: called at each mark."""
         chance, entries = random.Random(seed), self.schedule.entries
         first = [*self.schedule.stretches, len(entries)]
         marks = {stretch: mark for mark, stretch in self.schedule.marks.items()}
@@ -94,7 +94,7 @@ class ByChance:
         return self._copies(tile)[0]
 
     def _copies(self, tile: Tile) -> list[Place]:
-        """From the top down, where its newest bytes are."""
+        """Return the places of a tile's newest bytes, from the top tier down."""
         stands = [one for one in self.schedule.start if one.tile is tile]
         copies: list[Place] = []
         for one in stands:

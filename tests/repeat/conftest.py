@@ -1,4 +1,4 @@
-"""Where played trainings are tested."""
+"""The places where played trainings are tested."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ PLACES: dict[str, dict[str, Any]] = {
 async def training(
     place: dict[str, Any], *, plays: bool = True, shape: Shape = SHORT, **options: Any
 ) -> AsyncIterator[tuple[Engine, Trainer]]:
-    """An engine on `place`, and a trainer of a small model there. options: of Trainer."""
+    """Open an engine on `place`, and a trainer of a small model there. options: of Trainer."""
     async with Engine(**place) as engine:
         engine.plays = plays
         model = await lively(engine, shape)
@@ -38,7 +38,7 @@ async def training(
 
 
 async def played(trainer: Trainer, *numbers: int) -> list[bool]:
-    """Step over these batches, and say which steps were played."""
+    """Step over these batches; return whether each step was played."""
     return [(await trainer.step(*BATCHES[number])).played for number in numbers]
 
 
@@ -51,7 +51,7 @@ def a_weight(trainer: Trainer) -> Tile:
 
 
 async def launch_as(engine: Engine, operation: Operation, kernel: Callable[..., None]) -> None:
-    """Launch an operation that does this; what comes later has the true kernel again."""
+    """Launch an operation with this kernel; later launches have the true kernel again."""
     true = runtime_of(engine).device.kernels[operation.kernel]
     runtime_of(engine).device.kernels[operation.kernel] = kernel
     await runtime_of(engine).launch(operation)

@@ -1,4 +1,4 @@
-"""A schedule as graphs of a device: how long they are."""
+"""The length of the graphs into which a device cuts a schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recording_of(schedule: Schedule, *, in_turns: bool) -> Recording:
 
 
 @pytest.mark.parametrize(("in_turns", "most_s"), [(True, TURN_S), (False, SEEN_S)])
-def test_no_graph_takes_longer_than_others_wait_for_a_turn_or_a_watchdog_may_see_nothing_move(
+def test_no_graph_is_longer_than_a_turn_or_than_a_watchdog_may_see_no_progress(
     in_turns: bool, most_s: float
 ) -> None:
     entry_s = GPU.operation_s + NBYTES / GPU.link_per_s

@@ -1,6 +1,6 @@
-"""Played steps between everything else that an engine does: the results are those of coroutines, and nothing is left behind.
+"""Played steps between other work of an engine: the results are those of coroutines, and nothing is left behind.
 
-What the workers do by themselves is test_player.py, how a step is left at its marks test_played_job.py.
+tests/play/test_player.py tests the workers alone, test_scheduled_job.py how a step is left at its marks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.repeat.interleaving import BATCHES, SHORT, a_weight, breaks, launch_a
 from tests.settle import settle
 
 
-async def test_a_step_waits_for_an_operation_that_was_launched_by_hand_before_it(place: dict[str, Any]) -> None:
+async def test_a_step_waits_for_an_operation_launched_by_hand_before_it(place: dict[str, Any]) -> None:
     found = []
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
@@ -47,7 +47,7 @@ async def test_a_step_waits_for_an_operation_that_was_launched_by_hand_before_it
     assert_same_tensors(*found)
 
 
-async def test_what_a_launch_by_hand_failed_to_write_is_not_trained_on(place: dict[str, Any]) -> None:
+async def test_a_tile_that_a_failed_launch_did_not_write_is_not_trained_on(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1, 2)
         await launch_as(engine, fill(a_weight(trainer), 0.5), breaks)
@@ -57,7 +57,7 @@ async def test_what_a_launch_by_hand_failed_to_write_is_not_trained_on(place: di
             await trainer.step(*BATCHES[3])
 
 
-async def test_a_step_is_back_in_play_at_once_after_a_validation(place: dict[str, Any]) -> None:
+async def test_a_step_is_played_again_right_after_a_validation(place: dict[str, Any]) -> None:
     found, losses = [], []
     for plays in (True, False):
         async with training(place, plays=plays) as (_, trainer):
@@ -70,7 +70,7 @@ async def test_a_step_is_back_in_play_at_once_after_a_validation(place: dict[str
     assert_same_tensors(*found)
 
 
-async def test_what_only_reads_between_steps_leaves_them_in_play(place: dict[str, Any], tmp_path: Path) -> None:
+async def test_reading_between_steps_does_not_keep_them_from_being_played(place: dict[str, Any], tmp_path: Path) -> None:
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1)
         await trainer.model.state_dict()
@@ -86,7 +86,7 @@ async def test_what_only_reads_between_steps_leaves_them_in_play(place: dict[str
         assert_same_tensors(await states_of(other), expected)
 
 
-async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_bit(place: dict[str, Any]) -> None:
+async def test_other_shapes_models_and_requests_between_steps_change_no_bit(place: dict[str, Any]) -> None:
     async def story(plays: bool) -> tuple[list[Any], Tensors, Tensors]:
         seen: list[Any] = []
         async with training(place, plays=plays, clip_norm=0.3) as (engine, trainer):
@@ -109,7 +109,7 @@ async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_
 
 
 async def _in_a_share(engine: Engine, plays: bool) -> AsyncIterator[float]:
-    """The losses of a training that takes a part of the caps for as long as it goes on."""
+    """Yield the losses of a training on a share that lasts as long as the training."""
     small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
     async with engine.share(host_memory="4MiB", **small) as part:
         part.plays = plays
@@ -137,7 +137,7 @@ async def test_two_shares_play_at_the_same_time(place: dict[str, Any]) -> None:
     assert_same_tensors(*found)
 
 
-async def test_a_released_model_leaves_no_bytes_and_no_program_behind(place: dict[str, Any]) -> None:
+async def test_a_released_model_leaves_no_bytes_and_no_program(place: dict[str, Any]) -> None:
     async with Engine(**place) as engine:
         trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
         await played(trainer, 0, 1, 2)
@@ -163,7 +163,7 @@ async def test_engines_that_played_leave_no_thread_and_no_descriptor(place: dict
         assert held() == before
 
 
-async def test_the_peak_of_a_played_step_counts_what_else_stands_there(place: dict[str, Any]) -> None:
+async def test_the_peak_of_a_played_step_counts_other_tiles_too(place: dict[str, Any]) -> None:
     peaks = []
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
@@ -172,7 +172,7 @@ async def test_the_peak_of_a_played_step_counts_what_else_stands_there(place: di
             assert await played(trainer, 2) == [plays]
             now = engine.statistics()
             peaks.append((now.device_peak_bytes, now.host_peak_bytes))
-    if "device_memory" in place:  # what a schedule moves is not what a run decides anew
+    if "device_memory" in place:  # a schedule moves other bytes than a run that decides anew
         assert all(0 < on_device <= place["device_memory"] for on_device, _ in peaks)
     else:
         assert peaks[0] == peaks[1]

@@ -1,7 +1,6 @@
-"""Steps that are packed, played and by coroutines: the bits of any other way under whichever packing, its bytes, and what else
-may happen on the engine between them.
+"""Packed steps, played and by coroutines: the bits of any other way under any packing, the planned bytes, other work between.
 
-Whether a packing is valid is tests/schedule/test_packing.py, a schedule of one test_space.py.
+tests/schedule/test_packing.py tests whether a packing is valid, test_space.py a schedule of one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, played, 
 from tests.repeat.traps import set_trap
 from tests.schedule.packings import check, drawn
 
-#: Where tiles come and go in the memory that is computed in.
+#: Options under which tiles are loaded and evicted in the memory that is computed in.
 CAPPED: dict[str, Any] = {"device": "emulated", "device_memory": SHORT.config.states_nbytes // 3}
 
 
@@ -47,7 +46,7 @@ def is_packed(share: Share) -> bool:
 
 
 def by_chance(seed: int) -> Callable[..., Packing]:
-    """In the place of `plan_top`: any packing that is valid."""
+    """Return a stand-in for `plan_top` that draws a random valid packing."""
 
     def found(program: Program, space: Space) -> Packing:
         over_link, cap = space.ram is not None, space.top.cap
@@ -60,7 +59,7 @@ def by_chance(seed: int) -> Callable[..., Packing]:
 
 
 def without_player(engine: Engine) -> None:
-    """As on a device whose work nobody else can do: what repeats goes by coroutines that follow the packing."""
+    """Make an engine play nothing, as on a device without workers: repeated runs use coroutines that follow the packing."""
     device_of(engine).workers = None
 
 
@@ -81,7 +80,7 @@ async def run_thrice(work: Workload, place: EngineSetup, folder: Path, *, plays:
         await work.store(engine)
         values = work.values
         for number in range(3):
-            right = work.interpret(values)  # here: while an engine is open BLAS has one thread
+            right = work.interpret(values)  # here, because BLAS has one thread while an engine is open
             values = right.tiles
             found = await work.run(engine)
             assert found.played is (plays and number > 0)
@@ -111,7 +110,7 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
 
 @pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.3}, {"update": "host"}, {"recompute": False}], ids=str)
-async def test_packed_steps_have_the_bits_of_others_and_move_what_their_plan_says(options: dict[str, Any], plays: bool) -> None:
+async def test_packed_steps_have_the_usual_bits_and_move_the_planned_bytes(options: dict[str, Any], plays: bool) -> None:
     plan = plan_step(SHORT.config, SHORT.work(**{"update": "device", **options}), Machine(**CAPPED))
     assert plan.comes_and_goes
     async with training(CAPPED, **options) as (engine, trainer):
@@ -149,7 +148,7 @@ async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_mac
 
 
 @pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
-async def test_a_packed_step_that_fails_leaves_the_model_as_it_was_and_is_packed_again(plays: bool) -> None:
+async def test_a_failed_packed_step_leaves_the_model_unchanged_and_is_packed_again(plays: bool) -> None:
     async with training(CAPPED) as (engine, trainer):
         if not plays:
             without_player(engine)
@@ -189,13 +188,13 @@ async def test_coroutines_that_follow_a_packing_may_be_cancelled_anywhere() -> N
         assert_same_tensors(found, await states_of(trainer))
 
 
-async def test_tiles_of_others_leave_a_packed_memory_whole_and_come_back_to_slots() -> None:
+async def test_tiles_of_other_programs_fit_into_packed_memory_and_return_to_slots() -> None:
     async with training(CAPPED) as (engine, trainer):
         strangers = [Tile(f"stranger {index}", (8, 8), persistent=True) for index in range(4)]
         await played(trainer, 0, 1)
         for index, tile in enumerate(strangers):
             assert is_packed(engine)
-            await runtime_of(engine).launch(fill(tile, float(index)))  # nobody has planned a place for it
+            await runtime_of(engine).launch(fill(tile, float(index)))  # no plan has a place for it
             assert not is_packed(engine)
             await played(trainer, 2 + index)
         await runtime_of(engine).launch(fill(a_weight(trainer), 0.5))
@@ -203,7 +202,7 @@ async def test_tiles_of_others_leave_a_packed_memory_whole_and_come_back_to_slot
         assert (await runtime_of(engine).read(a_weight(trainer)) == 0.5).all()
 
 
-async def test_what_is_stored_and_read_where_ram_is_packed_over_a_file(tmp_path: Path) -> None:
+async def test_storing_and_reading_work_where_ram_is_packed_over_a_file(tmp_path: Path) -> None:
     place = {"device": "cpu", "host_memory": SHORT.config.states_nbytes, "spill": tmp_path}
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1)
@@ -219,7 +218,7 @@ async def test_what_is_stored_and_read_where_ram_is_packed_over_a_file(tmp_path:
         assert_same_tensors(found, await states_of(trainer))
 
 
-async def test_a_share_is_lent_of_a_packed_memory_and_given_back() -> None:
+async def test_a_share_can_be_lent_from_packed_memory_and_given_back() -> None:
     async with training(CAPPED) as (engine, trainer):
         assert await played(trainer, 0, 1) == [False, True]
         async with engine.share(host_memory="4MiB", device_memory=CAPPED["device_memory"] // 2) as part:
@@ -234,7 +233,7 @@ async def test_a_share_is_lent_of_a_packed_memory_and_given_back() -> None:
         assert_same_tensors(found, await states_of(trainer))
 
 
-async def test_a_plan_that_forgets_a_move_is_a_fault_that_is_told_and_no_wrong_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_that_forgets_a_move_raises_a_fault_and_gives_no_wrong_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(*args: Any, **more: Any) -> Packing:
         packing = by_chance(1)(*args, **more)
         index = next(index for index, moves in enumerate(packing.moves) if index > 100 and moves)

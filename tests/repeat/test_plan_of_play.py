@@ -1,4 +1,4 @@
-"""A plan says what each step that is played moves, to the byte."""
+"""A plan says to the byte what each played step moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = SMALL.config.states_nbytes
 
 @pytest.mark.parametrize("share", [0.12, 0.3, 2.0])
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"recompute": False}], ids=str)
-async def test_every_step_that_is_played_moves_what_its_plan_says(share: float, options: dict[str, Any]) -> None:
+async def test_every_played_step_moves_the_planned_bytes(share: float, options: dict[str, Any]) -> None:
     cap = int(share * STATES)
     plan = plan_step(SMALL.config, SMALL.work(update="device", **options), Machine(device="emulated", device_memory=cap))
     async with Engine("emulated", device_memory=cap) as engine:
@@ -25,6 +25,6 @@ async def test_every_step_that_is_played_moves_what_its_plan_says(share: float, 
                           micro_batches=SMALL.micro_batches, update="device", **options)  # fmt: skip
         reports = [report async for report in trainer.run(batches_of(SMALL, 4))]
     assert [report.played for report in reports] == [False, True, True, True]
-    for report in reports[2:]:  # the second also brings the tiles to where the schedule begins
+    for report in reports[2:]:  # the second also loads the tiles to where the schedule begins
         assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
     assert reports[-1].device_peak_bytes <= cap

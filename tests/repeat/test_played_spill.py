@@ -1,4 +1,4 @@
-"""Steps that are played over a spill folder: their bits, their bytes, and what a disk that fails leaves of them."""
+"""Steps played over a spill folder: their bits, their moves, and the state that a failing disk leaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, t
     assert moved[0] == moved[1] and moved[0][0] > 0 and moved[0][1] > 0
 
 
-async def test_inputs_that_find_no_room_in_ram_and_are_given_anew_are_written_nowhere(tmp_path: Path) -> None:
+async def test_renewed_inputs_without_room_in_ram_are_written_nowhere(tmp_path: Path) -> None:
     caps: dict[str, Any] = {"device_memory": 36 << 10, "host_memory": 9 * ALIGNMENT}  # the latter is its floor
     found = []
     for plays in (True, False):
@@ -88,7 +88,7 @@ async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_pa
 
 @pytest.mark.parametrize("case", ON_EACH)
 @pytest.mark.parametrize("after", [3, 300])
-async def test_bytes_that_the_disk_lost_in_a_played_step_leave_the_model_torn_or_as_it_was(
+async def test_bytes_lost_by_the_disk_in_a_played_step_leave_the_model_torn_or_unchanged(
     case: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
@@ -126,7 +126,7 @@ async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes
 
 
 @pytest.mark.parametrize("case", [*ON_EACH, "emulated, one slot of each size in RAM"])
-async def test_what_comes_between_played_steps_over_a_file_changes_no_bit_and_keeps_no_block(case: str, tmp_path: Path) -> None:
+async def test_work_between_played_steps_over_a_file_changes_no_bit_and_keeps_no_block(case: str, tmp_path: Path) -> None:
     found = []
     for plays in (False, True):
         async with engine_of(case, tmp_path) as engine:

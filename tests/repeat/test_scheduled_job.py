@@ -1,6 +1,7 @@
-"""A played step that fails, is skipped or is cancelled is left at a mark, and the training goes on as if it had not begun.
+"""A played step that fails, is skipped or is cancelled stops at a mark, and the training goes on as if it had not begun.
 
-What tests/layers/test_trainer.py asks of coroutines, of the same step played. Other work between steps is test_interleaved.py.
+These are the demands of tests/layers/test_trainer.py on coroutines, for the same step played. test_interleaved.py tests other
+work between steps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.matmul import Matmul, engine_for
 from tests.repeat.interleaving import BATCHES, PLACES, played, states_of, training
 from tests.repeat.traps import set_trap
 
-#: clip_norm and where updates are made, each on every place.
+#: clip_norm and the place of updates, each tried on every place.
 OPTIONS: dict[str, dict[str, Any]] = {
     "fused": {}, "two-phase": {"clip_norm": 0.3}, "updates on the host": {"update": "host"}, "kept": {"recompute": False},
 }  # fmt: skip
@@ -43,7 +44,7 @@ BEFORE = {
 _undisturbed: dict[Any, Tensors] = {}
 
 
-#: Each place, and each of the options, with what it differs in.
+#: Each place, and each of the options where it makes a difference.
 CASES = [("cpu", "two-phase"), ("resident", "updates on the host"), *(("under a cap", name) for name in OPTIONS)]
 
 
@@ -55,7 +56,7 @@ def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]
 
 
 async def undisturbed(options: dict[str, Any], *batches: int) -> Tensors:
-    """Weights and moments after these batches, by coroutines with everything in RAM."""
+    """Return weights and moments after these batches, by coroutines with everything in RAM."""
     key = (json.dumps(options), batches)
     if key not in _undisturbed:
         async with training(PLACES["cpu"], plays=False, **options) as (_, trainer):
@@ -72,7 +73,7 @@ async def test_played_steps_have_the_bits_of_coroutines(case: tuple[dict[str, An
 
 
 @pytest.mark.parametrize(("name", "kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
-async def test_a_failure_before_the_loss_leaves_the_model_as_it_was(
+async def test_a_failure_before_the_loss_leaves_the_model_unchanged(
     place: dict[str, Any], name: str, kernel: str, call: int
 ) -> None:
     options = OPTIONS[name]
@@ -90,7 +91,7 @@ async def test_a_failure_before_the_loss_leaves_the_model_as_it_was(
         assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
 
 
-async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_as_it_was(place: dict[str, Any]) -> None:
+async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_unchanged(place: dict[str, Any]) -> None:
     options = OPTIONS["two-phase"]
     async with training(place, **options) as (engine, trainer):
         trap = set_trap(engine, "layernorm_backward")
@@ -124,7 +125,7 @@ async def test_a_loss_that_is_not_finite_skips_the_step(place: dict[str, Any], n
     async with training(place, **options) as (engine, trainer):
         trap = set_trap(engine, "cross_entropy", breaks=False)
         await played(trainer, 0, 1)
-        trap.spring_at(3)  # of the last piece of the vocabulary, which reports
+        trap.spring_at(3)  # in the last piece of the vocabulary, which reports
         report = await trainer.step(*BATCHES[2])
         assert (report.skipped, report.played, math.isnan(report.loss)) == (True, True, True)
         assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1))
@@ -153,7 +154,7 @@ async def test_a_gradient_that_is_not_finite_tears_a_fused_step(place: dict[str,
             await trainer.step(*BATCHES[2])
 
 
-async def test_a_played_step_counts_what_its_schedule_moves(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+async def test_a_played_step_counts_the_moves_of_its_schedule(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     place, options = case
     async with training(place, **options) as (engine, trainer):
         await played(trainer, 0, 1)
@@ -197,7 +198,7 @@ async def test_no_worker_passes_a_mark_at_which_an_input_gets_another_value(plac
         assert was_played
 
 
-async def test_a_step_that_is_cancelled_leaves_at_a_mark_or_counts(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+async def test_a_cancelled_step_stops_at_a_mark_or_counts(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     place, options = case
     async with training(place, **options) as (engine, trainer):
         await played(trainer, 0, 1)
@@ -217,7 +218,7 @@ async def test_a_step_that_is_cancelled_leaves_at_a_mark_or_counts(case: tuple[d
         assert_same_tensors(await states_of(trainer), await undisturbed(options, *range(6)))
 
 
-async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
+async def test_a_schedule_made_while_its_step_is_cancelled_is_kept(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, made = threading.Event(), 0
@@ -242,7 +243,7 @@ async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
         assert_same_tensors(await states_of(trainer), await undisturbed({}, 0, 1))
 
 
-async def test_what_a_run_that_is_given_up_has_not_written_is_no_tile_with_bytes() -> None:
+async def test_a_tile_that_an_abandoned_run_did_not_write_has_no_bytes() -> None:
     a, b, c = tiles = standing("a", "b", "c")
     program = Program("in two parts")
     program.add(copy(a, b))
@@ -265,7 +266,7 @@ async def test_what_a_run_that_is_given_up_has_not_written_is_no_tile_with_bytes
             await runtime_of(engine).read(c)
 
 
-async def test_a_run_whose_tiles_do_not_come_to_its_begin_raises_why_and_loses_what_was_lost(tmp_path: Path) -> None:
+async def test_a_run_whose_tiles_cannot_come_to_its_start_raises_why_and_loses_nothing_else(tmp_path: Path) -> None:
     faults, work = Faults(seed=3), Matmul()
     async with engine_for(work, tmp_path, "emulated", 6, 5, wrap_spill=faults.wrap) as engine:
         await work.prepare(engine)

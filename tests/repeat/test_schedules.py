@@ -1,6 +1,6 @@
-"""Which runs are played and which are left to coroutines, what must be there for that, and what is kept for how long.
+"""Which runs are played and which are left to coroutines, what playing needs, and how long its data is kept.
 
-Other work between played steps is test_interleaved.py.
+test_interleaved.py tests other work between played steps.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, 
 from tests.settle import settle
 
 
-async def test_weights_that_were_lost_between_steps_are_not_trained_on(place: dict[str, Any]) -> None:
+async def test_weights_lost_between_steps_are_not_trained_on(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1, 2)
         await launch_as(engine, fill(a_weight(trainer), 0.5), breaks)
         with pytest.raises(RuntimeError, match="the launch broke"):
             await runtime_of(engine).synchronize()
         with pytest.raises(TierError, match=r"c_fc\.bias.* cannot be read"):
-            await runtime_of(engine).read(a_weight(trainer))  # from now on nobody has them
+            await runtime_of(engine).read(a_weight(trainer))  # from now on no tier has their bytes
         with pytest.raises(AsynctileError, match=r"c_fc\.bias.* was never written"):
             await trainer.step(*BATCHES[3])
 
 
 @pytest.mark.parametrize("refused", ["asynctile-player-0", "asynctile-player-1"])
-async def test_steps_go_by_coroutines_while_a_thread_is_refused_that_would_play_them_and_are_played_later(
+async def test_steps_run_as_coroutines_while_a_player_thread_is_refused_and_are_played_later(
     place: dict[str, Any], refused: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
@@ -58,7 +58,7 @@ async def test_steps_go_by_coroutines_while_a_thread_is_refused_that_would_play_
         assert_same_tensors(states, await states_of(trainer))
 
 
-async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before_were_played(place: dict[str, Any]) -> None:
+async def test_a_run_without_one_of_its_inputs_is_refused_even_if_earlier_runs_were_played(place: dict[str, Any]) -> None:
     async def run(trainer: Trainer, *left_out: str) -> bool:
         engine, model = trainer.model.engine, trainer.model
         program = await model_state_of(model).recorded("loss", model_state_of(model).tiling.rows(2, 8))
@@ -79,7 +79,7 @@ async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before
         assert flags[-1], "the last time it would have been played again"
 
 
-async def test_what_fetches_much_is_not_played_and_needs_no_memory_beside_the_caps(
+async def test_a_program_with_large_results_is_not_played_and_needs_no_memory_beyond_the_caps(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with training(place) as (_, trainer):
@@ -98,7 +98,7 @@ async def test_what_fetches_much_is_not_played_and_needs_no_memory_beside_the_ca
         assert not runtime_of(engine).schedules._results.nbytes
 
 
-async def test_results_that_are_fetched_are_those_of_coroutines(place: dict[str, Any]) -> None:
+async def test_fetched_results_are_those_of_coroutines(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
         runs, start = [], runtime_of(engine).start
 
@@ -117,7 +117,7 @@ async def test_results_that_are_fetched_are_those_of_coroutines(place: dict[str,
         assert [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:4]] == found
 
 
-async def test_results_of_all_that_is_played_take_no_more_memory_beside_the_caps_than_those_of_one() -> None:
+async def test_results_of_all_played_programs_take_no_more_memory_than_those_of_one() -> None:
     async with training({"device": "cpu"}) as (engine, trainer):
         model, tokens = trainer.model, BATCHES[0][0]
         for length in (2, 3, 4):
@@ -131,7 +131,7 @@ async def test_results_of_all_that_is_played_take_no_more_memory_beside_the_caps
         assert runtime_of(engine).schedules._results.nbytes == MOST_FETCHED
 
 
-async def test_programs_that_take_turns_are_all_played_where_everything_stays(place: dict[str, Any]) -> None:
+async def test_alternating_programs_are_all_played_if_everything_stays(place: dict[str, Any]) -> None:
     found = []
     for plays in (True, False):
         async with training(place, plays=plays) as (_, trainer):
@@ -147,7 +147,7 @@ async def test_programs_that_take_turns_are_all_played_where_everything_stays(pl
     assert_same_tensors(found[0][1], found[1][1])
 
 
-async def test_of_what_is_bound_as_much_is_kept_as_of_schedules_and_what_was_played_last_stays(
+async def test_as_many_bindings_as_schedules_are_kept_and_the_most_recently_played_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("asynctile.repeat.templates.ENTRIES", 0)
@@ -178,7 +178,7 @@ async def test_a_tile_that_takes_the_place_of_another_programs_work_is_not_overw
         assert (await runtime_of(engine).read(stranger) == 7).all()
 
 
-async def test_a_step_that_is_given_up_while_its_calls_are_laid_out_leaves_no_tile(
+async def test_a_step_abandoned_while_its_calls_are_laid_out_leaves_no_tile(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
@@ -203,7 +203,7 @@ async def test_a_step_that_is_given_up_while_its_calls_are_laid_out_leaves_no_ti
         assert (now.device_used_bytes, now.host_used_bytes) == (0, 0)
 
 
-async def test_validations_are_played_behind_steps_and_steps_behind_them(place: dict[str, Any]) -> None:
+async def test_validations_are_played_after_steps_and_steps_after_validations(place: dict[str, Any]) -> None:
     async def validated(trainer: Trainer, number: int) -> tuple[bool, bytes]:
         engine, model = trainer.model.engine, trainer.model
         rows, inputs, _ = trainer._inputs(*BATCHES[number])
@@ -228,8 +228,8 @@ async def test_validations_are_played_behind_steps_and_steps_behind_them(place: 
     assert_same_tensors(*found)
 
 
-async def test_steps_that_update_in_ram_are_played_behind_a_validation_where_everything_stays() -> None:
-    """It leaves weights on the device that the next step has there only once it needs them."""
+async def test_steps_that_update_in_ram_are_played_after_a_validation_if_everything_stays() -> None:
+    """A validation leaves weights on the device that the next step would load only once it needs them."""
     async with training(PLACES["resident"], update="host") as (_, trainer):
         await played(trainer, 0, 1)
         for number in (2, 3):
@@ -237,7 +237,7 @@ async def test_steps_that_update_in_ram_are_played_behind_a_validation_where_eve
             assert await played(trainer, number) == [True]
 
 
-async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
+async def test_a_closed_engine_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
         small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
         async with engine.share(host_memory="4MiB", **small) as part:
@@ -255,7 +255,7 @@ async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody
 
 
 def _memory_of(share: Share) -> list[weakref.ref[Any]]:
-    """What the tiles of a share are views of."""
+    """Return weak references to the memory that the tiles of a share are views of."""
     resident = [residency for tier in runtime_of(share).tiers.from_the_top() for residency in tier.ledger.resident]
     assert resident
     return [weakref.ref(residency.array.base) for residency in resident]

@@ -1,4 +1,4 @@
-"""A schedule, run in orders drawn by chance, gives the bits of the engine's own steps, and ends where it began."""
+"""A schedule run in random orders gives the bits of the engine's own steps, and ends where it began."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OVER_A_FILE = {
 
 
 async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None = None) -> Schedule:
-    """That of the trainer's step; nothing of the engine moves. seed: of a packing, by which it is to run; None for slots."""
+    """Return the schedule of the trainer's step without moving anything. seed: of the packing to follow; None for slots."""
     model = trainer.model
     kind = "step" if trainer.clip_norm is None else "step_clipped"
     rows = model_state_of(model).tiling.rows(shape.batch, shape.length, shape.micro_batches)
@@ -77,7 +77,7 @@ async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None
 
 
 def a_packing(program: Program, tiers: Tiers, seed: int) -> Packing:
-    """Any that is valid."""
+    """Draw a valid packing."""
     arena = tiers.top.arena
     assert arena.divided and arena.cap is not None
     chance, over_link = random.Random(seed), tiers.link is not None
@@ -103,7 +103,7 @@ def total(schedule: Schedule, chance: ByChance, label: str) -> float:
     return sum(number for name, number in labelled if name.startswith(label))
 
 
-#: Where tiles come and go, so that the top tier may be packed.
+#: Cases in which tiles are loaded and evicted, so that the top tier may be packed.
 DIVIDED = [case for case in (*CASES, *OVER_A_FILE) if case not in ("cpu", "all resident", "emulated, most on the device")]
 
 
@@ -113,12 +113,12 @@ async def test_a_schedule_gives_the_bits_of_a_run_in_every_order_that_its_edges_
 
 
 @pytest.mark.parametrize("case", DIVIDED)
-async def test_so_does_one_of_a_step_that_is_packed_by_whichever_packing(case: str, tmp_path: Path) -> None:
+async def test_a_schedule_of_a_packed_step_gives_the_bits_of_a_run_by_any_packing(case: str, tmp_path: Path) -> None:
     await check_bits(case, tmp_path, seed=DIVIDED.index(case))
 
 
 async def check_bits(case: str, tmp_path: Path, seed: int | None = None) -> None:
-    """Of a schedule of the step, by a packing if there is a seed, against the engine's own steps."""
+    """Compare a schedule of the step with the engine's own steps; it follows a packing if there is a seed."""
     device, caps, options = CASES.get(case) or OVER_A_FILE[case]
     caps = {name: int(share * NARROW.config.states_nbytes) for name, share in caps.items()}
     if case in OVER_A_FILE:
@@ -148,7 +148,7 @@ async def check_bits(case: str, tmp_path: Path, seed: int | None = None) -> None
                 np.testing.assert_array_equal(chance.value(tile), value, err_msg=tile.name)
 
 
-#: Those with a cap at other ones.
+#: The cases with a cap, at other caps.
 AT_OTHERS = [(share, case) for share in (0.12, 0.2, 0.5) for case in CASES if case not in ("cpu", "all resident")]
 OF_EACH = [(0.12, "a cap"), (0.2, "a cap, updated in RAM"), (0.5, "a cap, clipped")]
 

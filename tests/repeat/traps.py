@@ -1,6 +1,6 @@
-"""Kernels in disguise that compiled workers can call: with the signatures of the true ones, they break or spoil when told to.
+"""Stand-ins for kernels that compiled workers can call, with the true signatures: they raise or spoil a number when told to.
 
-Told through a number at a fixed address, since no Python is near when a schedule is played.
+They are told through a number at a fixed address, because no Python runs while a schedule is played.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _made: dict[str, Trap] = {}
 
 
 class Trap:
-    """A kernel by its name; compiled once a process. breaks: it raises; else it makes the number that it reports NaN."""
+    """A stand-in for a kernel, by its name; compiled once a process. breaks: it raises, else its reported number is NaN."""
 
     def __init__(self, name: str) -> None:
         self._told = np.array([-1, 1], np.int64)
@@ -50,7 +50,7 @@ class Trap:
         self._told[1] = value
 
     def spring_at(self, call: int) -> None:
-        """The `call`-th call from now, the first being 1."""
+        """Spring at the `call`-th call from now, counted from 1."""
         self._told[0] = call
 
     @property
@@ -59,7 +59,7 @@ class Trap:
 
 
 def set_trap(engine: Engine, name: str, *, breaks: bool = True) -> Trap:
-    """Put it in the place of the true kernel; until it is told to, it does what that does."""
+    """Replace the true kernel by a trap, which does the kernel's work until it is told to spring."""
     if name not in _made:
         _made[name] = Trap(name)
     trap = _made[name]

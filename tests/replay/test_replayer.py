@@ -1,6 +1,6 @@
-"""Who runs the graphs of a schedule: when he hands over what. Over a device on which nothing happens until it is told.
+"""The replayer of a schedule's graphs: when it hands over each piece, on a device where nothing happens until it is told.
 
-That bits are those of coroutines is tests/layers/test_cuda_replayed.py.
+tests/layers/test_cuda_replayed.py tests that bits are those of coroutines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.settle import turns
 
 
 class Slow:
-    """A recorder whose graphs run until `end`. runs: of those that were launched, their events. waits: what must go well."""
+    """A recorder whose graphs run until `end`. runs: events of launched graphs. waits: the events that each must follow."""
 
     def __init__(self) -> None:
         self.runs: list[StreamEvent] = []
@@ -46,7 +46,7 @@ class Slow:
 
 
 def recording_on(recorder: Slow, pieces: int) -> Recording:
-    """Of so many pieces, one stretch."""
+    """Return a recording of that many pieces in one stretch."""
     found = cut(schedule_of("o" * pieces), GPU, most_s=0.0)
     recording = Recording(found, items_of(found), Graphs(recorder), lambda *_: None, np.zeros(1))
     recording.capture()
@@ -60,7 +60,7 @@ def replayer_on(recorder: Slow, gate: Gate, *, is_shared: bool) -> Replayer:
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-async def test_of_several_shares_none_has_more_pieces_with_the_device_than_one_that_runs_and_one_that_is_ready(
+async def test_with_several_shares_only_one_running_and_one_ready_piece_are_with_the_device(
     is_shared: bool,
 ) -> None:
     recorder = Slow()
@@ -76,7 +76,7 @@ async def test_of_several_shares_none_has_more_pieces_with_the_device_than_one_t
     await handing
 
 
-async def test_no_piece_begins_when_the_turn_ended_while_it_waited_for_those_before_it() -> None:
+async def test_no_piece_begins_if_the_turn_ended_while_it_waited_for_earlier_pieces() -> None:
     recorder, gate = Slow(), Gate()
     replayer = replayer_on(recorder, gate, is_shared=True)
     replayer.attach(recording_on(recorder, AHEAD + 1))
@@ -93,8 +93,8 @@ async def test_no_piece_begins_when_the_turn_ended_while_it_waited_for_those_bef
     assert len(recorder.runs) == AHEAD + 1
 
 
-async def test_a_piece_waits_for_the_one_before_to_have_gone_well() -> None:
-    """Behind a launch that failed memory holds anything, and an index of that is out of range."""
+async def test_a_piece_waits_for_the_success_of_the_one_before() -> None:
+    """After a failed launch memory may hold anything, and an index in it may be out of range."""
     recorder = Slow()
     replayer = replayer_on(recorder, Gate(), is_shared=False)
     replayer.attach(recording_on(recorder, 3))
@@ -104,7 +104,7 @@ async def test_a_piece_waits_for_the_one_before_to_have_gone_well() -> None:
     assert recorder.waits == [(), (recorder.runs[0],), (recorder.runs[1],)]
 
 
-async def test_a_piece_that_waits_for_the_host_wants_no_turn_but_one_that_could_run_does() -> None:
+async def test_only_a_piece_that_could_run_asks_for_a_turn_and_not_one_that_waits_for_the_host() -> None:
     recorder, transfers = Slow(), [StreamEvent()]
     replayer = replayer_on(recorder, Gate(), is_shared=False)
     found = cut(schedule_of("oto", {1: (0,), 2: (1,)}), GPU)
@@ -124,7 +124,7 @@ async def test_a_piece_that_waits_for_the_host_wants_no_turn_but_one_that_could_
     assert not replayer.has_work(True)
 
 
-async def test_programs_that_take_turns_are_attached_without_a_look_at_their_entries() -> None:
+async def test_alternating_programs_are_attached_without_a_look_at_their_entries() -> None:
     recorder = Slow()
     replayer = replayer_on(recorder, Gate(), is_shared=False)
     recordings = [recording_on(recorder, 3), recording_on(recorder, 2)]
@@ -142,7 +142,7 @@ async def test_programs_that_take_turns_are_attached_without_a_look_at_their_ent
 
 
 class Untouchable(tuple[Any, ...]):
-    """It has a length, and nothing else is to be known."""
+    """Entries of which only the number may be read."""
 
     __slots__ = ()
 

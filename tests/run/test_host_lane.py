@@ -1,6 +1,6 @@
-"""Operations of the host among those of a device: bits, what crosses the link, what tiers hold. Order is test_host_order.py.
+"""Operations of the host among those of a device: bits, traffic over the link, content of tiers; order: test_host_order.py.
 
-Long because nearly every test needs the mixture of operations, places and tiers that stands on top.
+Long because nearly every test needs the mixture of operations, places and tiers at the top of the file.
 """
 
 import random
@@ -71,7 +71,7 @@ async def test_a_program_gives_the_same_bits_wherever_its_operations_run(mixture
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("mixture", ["every other", "the last of a sum"])
-async def test_a_simulated_run_moves_what_a_real_one_moves(mixture, place, tmp_path):
+async def test_a_simulated_run_moves_the_bytes_of_a_real_one(mixture, place, tmp_path):
     work, twin = (Matmul(on_host=MIXTURES[mixture]) for _ in range(2))
     options = folder_of(place, tmp_path)
     async with Engine("emulated", device_memory=place[0] * NBYTES, prefetch=place[2], **options) as engine:
@@ -89,7 +89,7 @@ async def test_a_simulated_run_moves_what_a_real_one_moves(mixture, place, tmp_p
 
 
 @pytest.mark.parametrize("spilled", [True, False])
-async def test_where_ram_is_the_device_a_place_says_nothing(spilled, tmp_path):
+async def test_if_ram_is_the_device_the_place_of_an_operation_means_nothing(spilled, tmp_path):
     expected, work = await product_in_ram(Matmul()), Matmul(on_host=MIXTURES["every other"])
     options = {"host_memory": 3 * 4096, "spill": tmp_path} if spilled else {}
     async with Engine("cpu", **options) as engine:
@@ -99,7 +99,7 @@ async def test_where_ram_is_the_device_a_place_says_nothing(spilled, tmp_path):
         assert engine.statistics().operations == work.n**3
 
 
-async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moments_never(tmp_path):
+async def test_a_gradient_used_on_the_host_crosses_the_link_once_and_moments_never(tmp_path):
     """The step of a weight tile: its gradient is made on the device, AdamW runs in RAM, the device reads the new weight."""
     w, m, v, x = standing("w", "m", "v", "x")
     hyper = Tile("hyper", (9,), persistent=True)
@@ -127,7 +127,7 @@ async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moment
     assert found["cpu"] == found["emulated"]
 
 
-async def test_what_the_host_reads_may_stay_on_the_device_and_what_it_writes_may_not():
+async def test_tiles_that_the_host_reads_may_stay_on_the_device_and_those_it_writes_may_not():
     a, b, c, d = tiles = standing("a", "b", "c", "d")
     program = program_of(copy(a, b), on_host(copy(a, c)), copy(a, d), on_host(gelu(d, a)), copy(a, b))
     async with Engine("emulated", device_memory=6 * NBYTES) as engine:
@@ -143,7 +143,7 @@ async def test_what_the_host_reads_may_stay_on_the_device_and_what_it_writes_may
     assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], bytes_of[a])
 
 
-async def test_bytes_that_nobody_needs_do_not_come_down_before_the_host_overwrites_them():
+async def test_bytes_that_the_host_will_overwrite_are_not_downloaded():
     a, b = tiles = standing("a", "b")
     program = program_of(copy(a, b), on_host(fill(b, 3.0)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -153,7 +153,7 @@ async def test_bytes_that_nobody_needs_do_not_come_down_before_the_host_overwrit
         assert (await runtime_of(engine).read(b) == 3).all()
 
 
-async def test_operands_of_the_host_are_not_loaded_onto_the_device_ahead():
+async def test_operands_of_the_host_are_not_prefetched_onto_the_device():
     tiles = standing(*(f"t{index}" for index in range(12)))
     operations = [on_host(gelu(tiles[index], tiles[index + 1])) for index in range(0, 12, 2)]
     program = program_of(copy(tiles[0], tiles[11]), *operations)
@@ -164,7 +164,7 @@ async def test_operands_of_the_host_are_not_loaded_onto_the_device_ahead():
         assert engine.statistics().operations == 7
 
 
-async def test_a_tile_that_only_the_host_uses_next_leaves_the_device_first(tmp_path):
+async def test_a_tile_that_only_the_host_uses_next_is_evicted_first(tmp_path):
     a, b, c, g, h = tiles = standing("a", "b", "c", "g", "h")
     program = program_of(copy(a, g), copy(b, c), on_host(gelu(g, h)), copy(a, c))
     async with Engine("emulated", device_memory=3 * NBYTES, host_memory=3 * 4096, spill=tmp_path, prefetch=0) as engine:
@@ -175,7 +175,7 @@ async def test_a_tile_that_only_the_host_uses_next_leaves_the_device_first(tmp_p
         assert moved(engine, before) == (0, 2 * NBYTES)  # a stays, also for its second use; g has to come down, and c for room
 
 
-async def test_what_the_host_is_about_to_write_is_loaded_behind_that():
+async def test_a_tile_that_the_host_is_about_to_write_is_loaded_after_the_write():
     w, x, y = tiles = standing("w", "x", "y")
     program = program_of(fill(x, 1.0), on_host(gelu_backward(x, w)), *(fill(y, 1.0) for _ in range(20)), copy(w, y))
     async with Engine("emulated", device_memory=8 * NBYTES) as engine:
@@ -186,7 +186,7 @@ async def test_what_the_host_is_about_to_write_is_loaded_behind_that():
         assert moved(engine, before)[0] == NBYTES
 
 
-async def test_what_the_host_reports_comes_back():
+async def test_numbers_reported_by_the_host_come_back():
     a = Tile("a", SHAPE, persistent=True)
     number = np.zeros(1)
     async with Engine("emulated") as engine:
@@ -220,14 +220,14 @@ def test_the_device_ranks_tiles_by_its_own_next_use():
     program.add(copy(b, t))  # 4
     program.finish()
     assert program.next_uses == [(1, 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
-    # What the host only reads stays for the device; what it writes, and what it alone reads, goes down.
+    # A tile that the host only reads stays for the device. A tile that it writes, or that it alone reads, goes down.
     assert program.device_uses == [(2, AT_HOST + 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
     without = program_of(copy(a, b))
     assert without.device_uses is without.next_uses
 
 
 def check_tiers(engine, tiles):
-    """What holds between two runs, of every tile."""
+    """Check the invariants of every tile between two runs."""
     top, host = runtime_of(engine).tiers.top, runtime_of(engine).tiers.host
     for tier in (top, host):
         slots = [residency.slot for residency in tier.ledger.resident]
@@ -255,7 +255,7 @@ async def test_random_programs_agree_with_arrays_and_tiers_stay_consistent(seed,
     if place.device == "cpu":
         place = replace(place, device="emulated", device_memory=work.demand.floor_nbytes, host_memory=place.host_memory)
     async with StressEngine(place, tmp_path) as engine:
-        expected = work.interpret(work.values)  # here: while an engine is open BLAS has one thread
+        expected = work.interpret(work.values)  # here, because BLAS has one thread while an engine is open
         engine.plays = False
         await work.store(engine)
         tiles = [*work.values, *work.program.temporaries, *work.program.inputs.values()]

@@ -1,4 +1,4 @@
-"""Operations of the host: who waits for whom, failures, stalls, and how far ahead they are issued. Bits: test_host_lane.py."""
+"""Operations of the host: their waits, failures, stalls, and how far ahead they are issued. test_host_lane.py tests bits."""
 
 import asyncio
 import threading
@@ -21,12 +21,12 @@ from tests.settle import let_through, settle, until
 
 @pytest.fixture
 def one_worker(monkeypatch):
-    """What the compute stream could have run is run once something behind it has been."""
+    """Give the compute stream one worker: ready work has run once any later work has."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
 
 
 def held_until_all_is_issued(engine, link, program):
-    """Each copy over `link` takes until all of the next run of `program` is issued, and what compute can run of it has been."""
+    """Hold each copy over `link` until the next run of `program` is fully issued and compute has run all that it can."""
     device, true, issued = device_of(engine), link.copy, enqueued(engine)
 
     def held(target, source):
@@ -38,7 +38,7 @@ def held_until_all_is_issued(engine, link, program):
     link.copy = held
 
 
-async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes(one_worker):
+async def test_the_host_waits_for_a_pending_upload_before_it_overwrites_the_tile(one_worker):
     a, b = tiles = standing("a", "b")
     program = program_of(copy(a, b), on_host(gelu(b, a)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -52,7 +52,7 @@ async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes(o
         assert not np.array_equal(await runtime_of(engine).read(a), before)
 
 
-async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads(one_worker):
+async def test_the_host_waits_for_a_pending_download_before_it_reads_the_tile(one_worker):
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(gelu(a, b), on_host(copy(b, c)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -83,7 +83,7 @@ class Raises:
         self.true(*args)
 
 
-async def test_an_error_on_the_host_reaches_what_depends_on_it_and_nothing_else(tmp_path):
+async def test_an_error_on_the_host_reaches_only_work_that_depends_on_it(tmp_path):
     a, b, c, d = tiles = standing("a", "b", "c", "d")
     program = program_of(copy(a, d), on_host(gelu(a, b)), copy(b, c))
     async with engine_for(Matmul(), tmp_path, "emulated", 4, 6) as engine:
@@ -101,7 +101,7 @@ async def test_an_error_on_the_host_reaches_what_depends_on_it_and_nothing_else(
         assert np.array_equal(await runtime_of(engine).read(c), await runtime_of(engine).read(b))
 
 
-async def test_an_error_on_the_device_reaches_the_host_over_the_copy_down():
+async def test_an_error_on_the_device_reaches_the_host_through_the_download():
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(gelu(a, b), on_host(copy(b, c)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -112,7 +112,7 @@ async def test_an_error_on_the_device_reaches_the_host_over_the_copy_down():
         assert lost == {"b", "c"}
 
 
-async def test_an_error_of_the_host_that_nothing_depends_on_fails_the_run_all_the_same():
+async def test_an_error_of_the_host_fails_the_run_even_if_nothing_depends_on_it():
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(on_host(gelu(a, b)), copy(a, c))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -123,7 +123,7 @@ async def test_an_error_of_the_host_that_nothing_depends_on_fails_the_run_all_th
     assert lost == {"b"}
 
 
-async def test_old_bytes_in_ram_are_no_copy_of_what_the_device_failed_to_make():
+async def test_stale_bytes_in_ram_do_not_replace_a_failed_result_of_the_device():
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(copy(b, c), gelu(a, b))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -133,7 +133,7 @@ async def test_old_bytes_in_ram_are_no_copy_of_what_the_device_failed_to_make():
         assert lost == {"b"}
         for operation in (copy(b, a), on_host(copy(b, c))):
             assert runtime_of(engine).assembly.inputs.missing(operation) is b
-        with pytest.raises(AsynctileError, match="b was never written"):  # and not after a wait for somebody who writes it
+        with pytest.raises(AsynctileError, match="b was never written"):  # and not after a wait for a writer
             await run(engine, program, tiles)
 
 
@@ -187,7 +187,7 @@ async def test_a_kernel_that_hangs_on_the_host_is_named():
     assert "gelu(a, b) has run on compute" in str(error)
 
 
-async def test_a_slow_operation_of_the_host_does_not_hold_up_the_device():
+async def test_a_slow_operation_of_the_host_does_not_delay_the_device():
     a, b, c, d = tiles = standing("a", "b", "c", "d")
     many = [fill(c, 1.0) for _ in range(3 * RUN_AHEAD_OPERATIONS)]
     program, gate = program_of(on_host(gelu(a, b)), *many, copy(c, d)), threading.Event()
@@ -203,7 +203,7 @@ async def test_a_slow_operation_of_the_host_does_not_hold_up_the_device():
         assert await running is None
 
 
-async def test_the_host_is_not_run_ahead_of_without_bound():
+async def test_the_run_ahead_of_the_host_is_bounded():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(*(on_host(gelu(a, b)) for _ in range(3 * RUN_AHEAD_OPERATIONS))), threading.Event()
     async with Engine("emulated") as engine:
@@ -219,7 +219,7 @@ async def test_the_host_is_not_run_ahead_of_without_bound():
     assert ahead == RUN_AHEAD_OPERATIONS
 
 
-async def test_single_operations_of_the_host_wait_for_inputs_that_nobody_has_enqueued_yet():
+async def test_single_operations_of_the_host_wait_for_inputs_not_yet_enqueued():
     a, b, c = tiles = standing("a", "b", "c")
     bytes_of = values(tiles)
     async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
@@ -251,7 +251,7 @@ async def test_a_launch_waits_for_the_program_that_writes_its_input():
         assert np.array_equal(await runtime_of(engine).read(c), bytes_of[a])
 
 
-async def test_ram_that_cannot_hold_an_operation_is_refused_before_anything_moves(tmp_path):
+async def test_ram_too_small_for_an_operation_is_refused_before_anything_moves(tmp_path):
     work = Matmul(on_host=lambda i, j, k: (i, j, k) == (0, 0, 2))
     async with engine_for(work, tmp_path, "emulated", 6, 2) as engine:
         with pytest.raises(BudgetError, match=r"host_memory .* gemm of a\[0,2\] needs 3 slots") as caught:
@@ -263,7 +263,7 @@ async def test_ram_that_cannot_hold_an_operation_is_refused_before_anything_move
         await without.prepare(engine)
 
 
-async def test_ram_as_the_device_counts_operations_of_the_host_in_its_floor(tmp_path):
+async def test_with_ram_as_the_device_the_floor_counts_operations_of_the_host(tmp_path):
     work = Matmul(on_host=lambda i, j, k: True)
     async with engine_for(work, tmp_path, "cpu", None, 2) as engine:
         with pytest.raises(BudgetError, match=r"host_memory .* gemm of a\[0,0\] needs 3 slots") as caught:
@@ -271,7 +271,7 @@ async def test_ram_as_the_device_counts_operations_of_the_host_in_its_floor(tmp_
         assert caught.value.floor == 3 * 4096
 
 
-async def test_an_operation_that_ram_cannot_take_leaves_the_device_as_it_was(tmp_path):
+async def test_an_operation_too_large_for_ram_leaves_the_device_unchanged(tmp_path):
     work = Matmul()
     async with engine_for(work, tmp_path, "emulated", 8, 2) as engine:
         await work.prepare(engine)

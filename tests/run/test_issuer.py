@@ -1,6 +1,6 @@
-"""Schedules carried out by coroutines: entries wait for the futures they name, lanes run ahead, and each is enqueued once.
+"""Schedules carried out by coroutines: entries wait for the futures they name, lanes run ahead, each entry is enqueued once.
 
-On a device that only notes what it is given. Bits on real ones are tests/repeat/test_packed.py's.
+The device only records its calls. tests/repeat/test_packed.py tests bits on real devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def drawn(seed: int, kind: str = "device+ over ram+") -> Schedule | None:
 
 
 class Noted:
-    """A device, and the spill file below it, that note what is enqueued and do nothing. fails: entries that are refused."""
+    """A device, and the spill file below it, that record enqueued work and do nothing. fails: entries that are refused."""
 
     def __init__(self, schedule: Schedule, fails: Sequence[int] = ()) -> None:
         self.schedule = schedule
@@ -79,14 +79,14 @@ class Noted:
     copy = download = upload
 
     def run(self) -> None:
-        """All that is enqueued runs."""
+        """Run all enqueued work."""
         for event in list(self.events.values()):
             if not event.done:
                 event.done = True
                 event.wake()
 
     async def finish(self) -> None:
-        """All of the schedule is released, enqueued and run."""
+        """Release, enqueue and run the whole schedule."""
         self.issuer.release(len(self.schedule.stretches) - 1)
         task = asyncio.create_task(self.issuer.hand_over())
         while not task.done():
@@ -99,7 +99,7 @@ class Noted:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_every_entry_is_enqueued_once_and_behind_all_that_it_names(kind: str, seed: int) -> None:
+def test_every_entry_is_enqueued_once_and_after_all_that_it_names(kind: str, seed: int) -> None:
     schedule = drawn(seed, kind)
     if schedule is not None:
         device = Noted(schedule)
@@ -111,13 +111,13 @@ def test_every_entry_is_enqueued_once_and_behind_all_that_it_names(kind: str, se
 
 @cache
 def a_schedule() -> Schedule:
-    """A step over three tiers, of which every lane has something to do."""
+    """Return a step over three tiers that has work for every lane."""
     found = (drawn(seed) for seed in range(1000))
     return next(one for one in found if one is not None and len(lanes_of(one.entries)) == 6 and len(one) > 60)
 
 
 def behind(schedule: Schedule, first: int) -> set[int]:
-    """An entry and all that needs what it makes."""
+    """Return an entry and all entries that need its result."""
     found = {first}
     for index, entry in enumerate(schedule.entries):
         found |= {index} if found.intersection(entry.waits) else set()
@@ -140,7 +140,7 @@ async def test_entries_wait_for_futures_and_transfers_run_ahead_of_compute(monke
 
 
 @pytest.mark.parametrize("turns", range(1, 30))
-async def test_cancelled_anywhere_it_goes_on_from_there(turns: int) -> None:
+async def test_an_issuer_cancelled_anywhere_goes_on_from_there(turns: int) -> None:
     schedule = a_schedule()
     device = Noted(schedule)
     device.issuer.release(len(schedule.stretches) - 1)
@@ -155,7 +155,7 @@ async def test_cancelled_anywhere_it_goes_on_from_there(turns: int) -> None:
     assert sorted(device.order) == [*range(len(schedule))]
 
 
-async def test_what_depends_on_an_entry_that_is_refused_has_its_error_and_the_rest_runs() -> None:
+async def test_entries_that_depend_on_a_refused_one_get_its_error_and_the_rest_runs() -> None:
     schedule = a_schedule()
     operations = [index for index, entry in enumerate(schedule.entries) if entry.kind is Kind.OPERATION]
     first, lost = max(((index, behind(schedule, index)) for index in operations), key=lambda found: len(found[1]))
@@ -166,7 +166,7 @@ async def test_what_depends_on_an_entry_that_is_refused_has_its_error_and_the_re
     assert len(lost) > 1 and (np.delete(device.issuer.statuses, [*lost]) == OK).all()
 
 
-async def test_nothing_is_enqueued_before_its_stretch_is_released_nor_while_the_gate_is_shut() -> None:
+async def test_nothing_is_enqueued_before_its_stretch_is_released_or_while_the_gate_is_shut() -> None:
     schedule = next(found for seed in range(1000) if (found := drawn(seed)) is not None and len(found.stretches) > 2)
     device = Noted(schedule)
     device.gate.set(CLOSED)

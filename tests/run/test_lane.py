@@ -1,4 +1,4 @@
-"""What an operation leaves behind that could not be enqueued: every tile is what it was before."""
+"""The state after an operation that could not be enqueued: every tile is as before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES = {"cpu": {"host_memory": 3 * NBYTES}, "emulated": {"device_memory": 3 * 
 
 @asynccontextmanager
 async def full_of_others(device: str, folder: Path) -> AsyncIterator[tuple[Engine, list[Tile], dict[Tile, np.ndarray]]]:
-    """Six tiles with bytes, of which the last three stand where operations run."""
+    """Open an engine with six tiles that have bytes; the last three are where operations run."""
     spill: dict[str, Any] = {"spill": folder} if device == "cpu" else {}
     async with Engine(device, **PLACES[device], **spill) as engine:
         tiles = standing(*"abcxyz")
@@ -39,7 +39,7 @@ def state(engine: Engine, tile: Tile) -> Any:
 
 
 @pytest.mark.parametrize("device", PLACES)
-async def test_a_tile_that_was_to_be_overwritten_keeps_its_bytes_if_the_device_refuses_the_operation(device, tmp_path):
+async def test_a_tile_to_be_overwritten_keeps_its_bytes_if_the_device_refuses_the_operation(device, tmp_path):
     async with full_of_others(device, tmp_path) as (engine, tiles, bytes_of):
         a, b, c = tiles[:3]
         assert state(engine, c) is STORED
@@ -51,7 +51,7 @@ async def test_a_tile_that_was_to_be_overwritten_keeps_its_bytes_if_the_device_r
 
 
 @pytest.mark.parametrize("device", PLACES)
-async def test_a_tile_that_nobody_has_written_is_still_waited_for_if_its_operation_was_refused(device, tmp_path):
+async def test_an_unwritten_tile_is_still_waited_for_if_its_operation_was_refused(device, tmp_path):
     async with full_of_others(device, tmp_path) as (engine, _, _):
         out = Tile("out", SHAPE, persistent=True)
         with pytest.raises(KeyError):
@@ -64,7 +64,7 @@ async def test_a_tile_that_nobody_has_written_is_still_waited_for_if_its_operati
 
 
 @pytest.mark.parametrize("device", PLACES)
-async def test_a_load_that_fails_leaves_the_tile_beside_it_that_was_to_be_overwritten(device, tmp_path, monkeypatch):
+async def test_a_failed_load_leaves_the_tile_beside_it_that_was_to_be_overwritten(device, tmp_path, monkeypatch):
     async with full_of_others(device, tmp_path) as (engine, tiles, bytes_of):
         a, b = tiles[:2]
         link = runtime_of(engine).tiers.top.link
@@ -77,13 +77,13 @@ async def test_a_load_that_fails_leaves_the_tile_beside_it_that_was_to_be_overwr
         assert np.array_equal(await runtime_of(engine).read(b), bytes_of[b])
 
 
-async def test_what_came_down_for_an_operation_of_the_host_stays_down_if_it_was_refused(tmp_path):
-    """And what was only to be overwritten there is newest where it was."""
+async def test_tiles_downloaded_for_a_refused_operation_of_the_host_stay_in_ram(tmp_path):
+    """A tile that was only to be overwritten there keeps its newest bytes where they were."""
     async with Engine("emulated", device_memory=6 * NBYTES, host_memory=4 * NBYTES, spill=tmp_path) as engine:
         kept, read, overwritten = tiles = standing("kept", "read", "overwritten")
         await runtime_of(engine).reserve(demand_of([program_of(on_host(gemm(kept, read, overwritten)))], tiles))
         await runtime_of(engine).store(values([kept]).items())
-        for tile, number in ((read, 3.0), (overwritten, 5.0)):  # on the device alone: RAM has met neither
+        for tile, number in ((read, 3.0), (overwritten, 5.0)):  # only on the device: RAM has never had either
             await runtime_of(engine).launch(fill(tile, number))
         with pytest.raises(KeyError):
             await runtime_of(engine).launch(on_host(replace(gemm(kept, read, overwritten), kernel="no such kernel")))

@@ -1,6 +1,6 @@
-"""One way for all that is not played: each operation, and each move, is an entry of a schedule that its coroutine enqueues.
+"""One path for everything that is not played: each operation and each move is a schedule entry enqueued by its coroutine.
 
-What is launched by itself has a coroutine of its own.
+An operation launched by itself has a coroutine of its own.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ VERBS = {
 
 
 class Paths:
-    """What the device is asked for from now on, and by which coroutine: what an entry is, or an operation by itself."""
+    """A record of the device's calls from now on, by the coroutine that made them: that of an entry or a single operation."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        #: by kind of entries that were enqueued, and of "launch", how many the device got
+        #: number of calls by kind of entry, and of "launch" for single operations
         self.enqueued = Counter[Any]()
-        #: what no coroutine has enqueued: tiles that come to where a schedule begins
+        #: calls by no coroutine: tiles that move to where a schedule begins
         self.others = Counter[str]()
         self._inside: list[Any] = []
         enqueue, perform = Issuer._enqueue, Lane.perform

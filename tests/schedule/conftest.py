@@ -1,4 +1,4 @@
-"""The bounds of bench/, by the fixture of its own tests."""
+"""The bounds of bench/, through the fixture of its own tests."""
 
 from tests.bench.conftest import bench
 

@@ -1,7 +1,7 @@
-"""Programs made by chance, with all that a plan of memory must follow: tiles of many sizes that stay, temporaries, inputs,
-marks at which the host writes, operations of the host, results for it, operands that are named twice.
+"""Random programs with everything that a plan of memory must handle.
 
-They compute nothing: no kernel has their names.
+They have persistent tiles of many sizes, temporaries, inputs, marks at which the host writes, operations of the host, results
+for it, and operands that are named twice. They compute nothing: no kernel has their names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import Tile
 from tests.schedule.paces import OVER_LINK
 
-#: What comes next, by how often.
+#: The kinds of the next entry, repeated by frequency.
 KINDS = ["operation"] * 12 + ["on host"] * 2 + ["fetch", "mark"]
 
 
@@ -30,7 +30,7 @@ def program_by(
     kinds: list[str] = KINDS,
     operands: int = 3,
 ) -> Program:
-    """Up to `entries` entries on a dozen of tiles of `sizes` bytes; of `kinds` entries, with up to `operands` tiles each."""
+    """Draw up to `entries` entries of `kinds` on a dozen tiles of `sizes` bytes, with up to `operands` tiles each."""
     program = Program("by chance")
     tiles = [Tile(f"w{n}", (chance.choice(sizes),), np.uint8, persistent=True) for n in range(chance.randint(1, 6))]
     inputs = [program.input(f"x{n}", (chance.choice(sizes),), np.uint8) for n in range(chance.randint(0, 3))]
@@ -70,14 +70,14 @@ def uses_of(program: Program, alignment: int = 1, *, has_link: bool = True) -> U
 
 
 def used(uses: Uses) -> list[list[Used]]:
-    """By entry."""
+    """Return the records by entry."""
     at = uses.entries["at"].tolist()
     records = [Used(tile, (READ, WRITE, UPDATE)[how], again, dies) for tile, how, again, dies in uses.uses.tolist()]
     return [records[at[index] : at[index + 1]] for index in range(len(uses))]
 
 
 def rewritten(uses: Uses) -> dict[int, list[int]]:
-    """By entry, where there are any, tiles to which the host gives other bytes."""
+    """Return the tiles that get other bytes from the host, by entry; entries without any are left out."""
     at, tiles = uses.entries["rewritten"].tolist(), uses.uses["tile"].tolist()
     return {index: tiles[at[index] : at[index + 1]] for index in range(len(uses)) if at[index] < at[index + 1]}
 

@@ -1,6 +1,6 @@
-"""Packings drawn by chance, and the law of all packings: nothing overlaps, operands are there, a step ends where it began.
+"""Random packings, and the law of all packings: nothing overlaps, operands are there, a step ends where it began.
 
-What makes good ones is asynctile/schedule/packing.py; these are as good as chance makes them, and valid.
+asynctile/schedule/packing.py makes good packings. These are as good as chance makes them, but valid.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.storage.demand import align
 from asynctile.storage.tile import NEVER, Tile
 
-#: Entries ahead of which a drawn packing may load.
+#: The number of entries ahead of which a drawn packing may load.
 AHEAD = 12
 
 
 class Floor:
-    """Who stands where under a cap. peak_nbytes: the most bytes that ever stood."""
+    """The tiles in memory under a cap, by offset. peak_nbytes: the most bytes that were ever in use."""
 
     def __init__(self, cap: int, alignment: int) -> None:
         self.cap = cap
@@ -32,7 +32,7 @@ class Floor:
         return align(tile.nbytes, self.alignment)
 
     def put(self, tile: Tile, offset: int) -> None:
-        """AssertionError where something stands already."""
+        """Place a tile; AssertionError if another tile is there already."""
         size = self.size(tile)
         assert offset % self.alignment == 0 and 0 <= offset <= self.cap - size, f"{tile.name} at {offset} of {self.cap}"
         for other, place in self.where.items():
@@ -42,7 +42,7 @@ class Floor:
         self.peak_nbytes = max(self.peak_nbytes, sum(map(self.size, self.where)))
 
     def holes(self) -> Iterator[tuple[int, int]]:
-        """(offset, bytes)."""
+        """Yield the free ranges as (offset, bytes)."""
         begin = 0
         for tile, offset in sorted(self.where.items(), key=lambda item: item[1]):
             yield begin, offset - begin
@@ -51,7 +51,7 @@ class Floor:
 
 
 class Walk:
-    """A step by a packing, entry by entry, as a run does it. dirty: newer here than below; below: what has bytes there."""
+    """A step carried out by a packing, entry by entry. dirty: tiles newer here than below. below: tiles with bytes below."""
 
     def __init__(self, program: Program, floor: Floor, over_link: bool) -> None:
         self.program = program
@@ -107,7 +107,7 @@ class Walk:
                 self.dirty.discard(tile)
 
     def changed(self) -> set[Tile]:
-        """Of those that stand when the step is over, who is newer than below; the host writes inputs before the next one."""
+        """Return the tiles that are newer than below when a step ends; the host writes inputs before the next step."""
         return {*self.dirty, *(() if self.over_link else self.program.inputs.values())} & self.floor.where.keys()
 
     def _perform_on_host(self, entry: Entry) -> None:
@@ -137,9 +137,9 @@ class Walk:
 
 
 def check(packing: Packing, *, over_link: bool) -> None:
-    """AssertionError for a packing by which no step could run."""
+    """Raise AssertionError for a packing that no step could follow."""
     walk = _begun(packing, over_link)
-    for _ in range(2):  # what the first has changed, the second finds changed
+    for _ in range(2):  # the second step finds changed what the first has changed
         walk.step(packing)
         assert walk.floor.where == packing.start, "a step does not end where it began"
         assert packing.changed == walk.changed(), "who is newer than below is not who was changed"
@@ -147,7 +147,7 @@ def check(packing: Packing, *, over_link: bool) -> None:
 
 
 def _begun(packing: Packing, over_link: bool) -> Walk:
-    """A walk that has what stands at the start, and nothing of it changed."""
+    """Return a walk that has the tiles of the start, all of them unchanged."""
     program, floor = packing.program, Floor(packing.cap, packing.alignment)
     for tile, offset in packing.start.items():
         assert tile.persistent, f"{tile.name} does not stay between steps"
@@ -156,7 +156,7 @@ def _begun(packing: Packing, over_link: bool) -> Walk:
 
 
 def drawn(program: Program, cap: int, *, alignment: int, over_link: bool, chance: random.Random) -> Packing:
-    """Some valid packing. `cap` must hold the operands of each operation."""
+    """Draw a valid packing. `cap` must hold the operands of each operation."""
     return _Draw(program, Floor(cap, alignment), over_link, chance).packing()
 
 
@@ -167,7 +167,7 @@ class _Draw:
         self.moves: list[Planned] = []
         self.start = self._start()
         self.walk = Walk(program, floor, over_link)
-        self.walk.dirty.update(self.start)  # for all that is known yet
+        self.walk.dirty.update(self.start)  # any of them may be dirty, as far as is known yet
 
     def packing(self) -> Packing:
         births, moves = {}, []
@@ -200,7 +200,7 @@ class _Draw:
         return found
 
     def _make_ready(self, entry: Entry) -> dict[Tile, int]:
-        """Bring the operands of an entry; where it will put those that it makes."""
+        """Load the operands of an entry; return the places of those that it will write."""
         if isinstance(entry, Mark):
             tiles = () if self.over_link else self.program.rewritten[entry.name]
             wanted = dict.fromkeys(tiles, WRITE)
@@ -217,7 +217,7 @@ class _Draw:
             born = self._try(wanted)
             if born is not None:
                 return born
-        for tile in list(self.floor.where):  # they stand in each other's way
+        for tile in list(self.floor.where):  # they are in each other's way
             self._leave(tile)
         born, at = {}, 0
         for tile, how in wanted.items():
@@ -241,7 +241,7 @@ class _Draw:
             spot = self.chance.choice(spots)
             if how == WRITE:
                 born[tile] = spot
-                self.floor.put(tile, spot)  # so that nobody else takes it
+                self.floor.put(tile, spot)  # so that no other tile takes it
             else:
                 self._do(Act.LOAD, tile, spot)
         for tile in born:
@@ -290,7 +290,7 @@ class _Draw:
         self.walk.move(planned)
 
     def _spots(self, tile: Tile) -> list[int]:
-        """Where it would fit: the ends of holes, and somewhere in them."""
+        """Return offsets where a tile would fit: the ends of holes, and one inside."""
         size, step, found = self.floor.size(tile), self.floor.alignment, []
         for begin, nbytes in self.floor.holes():
             spare = (nbytes - size) // step

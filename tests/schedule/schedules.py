@@ -1,7 +1,7 @@
-"""The law of all schedules: in whatever order its edges allow, each entry finds the bytes that program order means.
+"""The law of all schedules: in any order that its edges allow, each entry finds the bytes that program order means.
 
-A step is run on memories that hold versions of tiles in place of bytes. Entries run in orders drawn by chance, several steps
-in a row. The host writes inputs before a step and at marks, and all that came before is over then. Spaces by chance: spaces.py.
+A step runs on memories that hold versions of tiles in place of bytes. Entries run in random orders, several steps in a row. The
+host writes inputs before a step and at marks; all earlier work is over then. spaces.py draws random spaces.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.schedule.versions import GARBAGE, Means, Memory, access
 
 #: Steps in a row.
 STEPS = 3
-#: Where a step rests beside its marks: behind its last entry.
+#: The place where a step rests besides its marks: after its last entry.
 END = "end"
 
 
 class Run:
-    """Some steps of a schedule in a row. rests: whether all is over at each mark, and not only where the host writes.
+    """Several steps of a schedule in a row. rests: all work is over at every mark, not only where the host writes.
 
-    dropped: (earlier, later), an edge that is not kept: `later` runs as soon as it may, `earlier` as late.
+    dropped: (earlier, later), an edge that is ignored: `later` runs as early as possible, `earlier` as late as possible.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Run:
         self.soon = set[int]() if dropped is None else {dropped[1], *before(schedule, dropped[1], dropped)}
 
     def run(self) -> None:
-        """AssertionError where an entry does not find what it is to read, or a standing is not true."""
+        """Raise AssertionError if an entry does not find the bytes that it must read, or if a standing is not true."""
         self._begin()
         schedule, ends = self.schedule, [*self.schedule.stretches[1:], len(self.schedule)]
         names = [*sorted(schedule.marks, key=schedule.marks.__getitem__), END]
@@ -70,7 +70,7 @@ class Run:
                 self._look(name, stands, end)
 
     def _begin(self) -> None:
-        """Tiles that stay have their bytes where the step begins, and nowhere else."""
+        """Give persistent tiles their bytes where the step begins, and nowhere else."""
         for tile in self.schedule.program.standing:
             if tile not in self.inputs:
                 self.means.make(tile)
@@ -122,7 +122,7 @@ class Run:
                 self.memory.write(place, version)
 
     def _look(self, name: str, stands: Sequence[Standing], end: int) -> None:
-        """Each standing is true, and of what stays no bytes are lost."""
+        """Check that each standing is true, and that no bytes of persistent tiles are lost."""
         top = {one.tile: one for one in stands if one.tier == TOP}
         whole = set()
         for one in stands:
@@ -137,7 +137,7 @@ class Run:
         assert not lost, f"at {name} nobody has the newest bytes of {', '.join(tile.name for tile in lost)}"
 
     def _is_true(self, one: Standing, is_above: bool, name: str, end: int) -> bool:
-        """Whether the newest bytes of its tile are there."""
+        """Return whether the newest bytes of the standing's tile are there."""
         what, version = f"at {name} {one.tile.name} in tier {one.tier} {one.state}", self.means.newest.get(one.tile, GARBAGE)
         assert (one.place is not None) == (one.state in (CLEAN, DIRTY)), f"{what} has place {one.place}"
         assert one.state is not STALE and (one.state is not ABSENT or is_above or one.tile in self.inputs), what
@@ -155,7 +155,7 @@ class Run:
         return True
 
     def _last(self, place: Place, end: int) -> int:
-        """The entry before `end` that wrote there last, NOBODY if that was the host or another step."""
+        """Return the last entry before `end` that wrote there, NOBODY if that was the host or another step."""
         found = NOBODY
         for index in range(self.given.get(place, 0), end):
             entry = self.schedule.entries[index]
@@ -165,7 +165,7 @@ class Run:
         return found
 
     def _saved(self, one: Standing, end: int) -> int:
-        """The entry before `end` that made the bytes that stand below, NOBODY if that was the host or another step."""
+        """Return the entry before `end` that made the bytes below, NOBODY if that was the host or another step."""
         below, found = DISK if one.tier == self.lowest else RAM, NOBODY
         for index in range(self.given_to.get(one.tile, 0), end):
             entry = self.schedule.entries[index]
@@ -177,14 +177,14 @@ class Run:
         return found
 
     def _block(self, tile: Tile, end: int) -> Place | None:
-        """Its block in the file, as of `end`."""
+        """Return the block of a tile in the file, as of `end`."""
         entries = self.schedule.entries[:end] if not tile.persistent else self.schedule.entries
         found = [place for entry in entries if entry.what is tile for place in entry.places if place.tier == DISK]
         return found[-1] if found else None
 
 
 def blocks(schedule: Schedule) -> dict[Tile, list[Place]]:
-    """Those of each tile in the file, in order."""
+    """Return the blocks of each tile in the file, in order."""
     found: dict[Tile, list[Place]] = defaultdict(list)
     for entry in schedule.entries:
         if isinstance(entry.what, Tile):
@@ -193,7 +193,7 @@ def blocks(schedule: Schedule) -> dict[Tile, list[Place]]:
 
 
 def before(schedule: Schedule, index: int, dropped: tuple[int, int] | None = None) -> set[int]:
-    """The entries that are over when `index` begins, whatever the order."""
+    """Return the entries that are over when `index` begins, whatever the order."""
     found, pending = set[int](), [index]
     while pending:
         later = pending.pop()
@@ -208,7 +208,7 @@ def before(schedule: Schedule, index: int, dropped: tuple[int, int] | None = Non
 def order(
     entries: Sequence[Scheduled], wanted: range, chance: random.Random, dropped: tuple[int, int] | None, soon: Collection[int]
 ) -> Iterator[int]:
-    """`wanted` in an order that edges allow. An entry is late or early by chance, and stays so."""
+    """Return `wanted` in an order that the edges allow. Each entry is randomly early or late, and stays so."""
     later: dict[int, list[int]] = defaultdict(list)
     left: dict[int, int] = {}
     for index in wanted:
@@ -234,7 +234,7 @@ def order(
 
 
 def check(schedule: Schedule, space: Space, chance: random.Random) -> None:
-    """AssertionError for a schedule by which some step would not find its bytes."""
+    """Raise AssertionError for a schedule in which some step would not find its bytes."""
     _check_program_order(schedule)
     _check_ends(schedule)
     _check_peaks(schedule, space)
@@ -243,7 +243,7 @@ def check(schedule: Schedule, space: Space, chance: random.Random) -> None:
 
 
 def _check_program_order(schedule: Schedule) -> None:
-    """Operations and fetches come as in the program, in their stretches; edges lead back."""
+    """Check that operations and fetches have program order within their stretches, and that edges lead back."""
     stretch, expected = 0, []
     for entry in schedule.program.entries:
         if isinstance(entry, Mark):
@@ -265,7 +265,7 @@ def _check_program_order(schedule: Schedule) -> None:
 
 
 def _check_ends(schedule: Schedule) -> None:
-    """A step ends where it began."""
+    """Check that a step ends where it began."""
     start, end = _where(schedule.start), _where(schedule.end)
     differ = [key for key in start.keys() | end.keys() if start.get(key) != end.get(key)]
     assert not differ, f"a step ends elsewhere than it began: {[(start.get(key), end.get(key)) for key in differ]}"
@@ -280,7 +280,7 @@ def _where(stands: Sequence[Standing]) -> Mapping[tuple[Tile, int], tuple[State,
 
 
 def _check_peaks(schedule: Schedule, space: Space) -> None:
-    """What stands at any mark is within the peaks, and these are within the caps."""
+    """Check that the tiles at each mark are within the peaks, and the peaks within the caps."""
     cuts = [space.top] if space.ram is None else [space.top, space.ram]
     for tier, (cut, peak) in enumerate(zip(cuts, schedule.peaks, strict=True)):
         assert peak <= (peak if cut.cap is None else cut.cap)

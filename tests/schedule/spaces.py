@@ -1,4 +1,4 @@
-"""Spaces drawn by chance: every kind of tier above every other, from just enough bytes for a step to more than it wants."""
+"""Random spaces: every kind of tier above every other, with caps from just enough for a step to more than it wants."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from asynctile.storage.tile import Tile
 
 #: Bytes of tiles: below, at and above the alignments of devices and of pages.
 SIZES = (1, 64, 200, 4096, 5000, 9000)
-#: By name, what is capped: the device, and RAM below it, "" where there is none; then "+" for a cap over the tier below.
+#: Names of what is capped: the device, and RAM below it, "" where there is none; then "+" for a cap over the tier below.
 KINDS = ("cpu", "cpu+", "device", "device+", "device over ram+", "device+ over ram+")
 
 
 def space_by(chance: random.Random, program: Program, kind: str) -> Space:
-    """A space of that kind. Nearly all programs fit: see `fits`."""
+    """Draw a space of that kind. Nearly all programs fit, see `fits`."""
     above, _, ram = kind.partition(" over ")
     is_device, alignment = above.startswith("device"), chance.choice((64, 256))
     if above == "cpu+":
@@ -36,7 +36,7 @@ def space_by(chance: random.Random, program: Program, kind: str) -> Space:
 
 
 def fits(program: Program, space: Space) -> bool:
-    """Whether caps are such that a schedule must be found: what is wanted at once."""
+    """Return whether the caps hold what is wanted at once, so that a schedule must be found."""
     top, has_link = space.top, space.ram is not None
     if top.cap is not None and top.cap < floor(program, top.alignment, has_link=has_link):
         return False
@@ -48,7 +48,7 @@ def nbytes(tiles: Iterable[Tile], alignment: int) -> int:
 
 
 def floor(program: Program, alignment: int, *, has_link: bool) -> int:
-    """Bytes that an operation wants at once."""
+    """Return the most bytes that an operation wants at once."""
     sizes = [nbytes(entry.tiles, alignment) for entry in program.entries if not (has_link and entry.device == HOST)]
     if not has_link:
         sizes += [nbytes(tiles, alignment) for tiles in program.rewritten.values()]
@@ -56,7 +56,7 @@ def floor(program: Program, alignment: int, *, has_link: bool) -> int:
 
 
 def ram_floor(program: Program) -> int:
-    """The same of RAM below a device."""
+    """Return the most bytes that are wanted at once in RAM below a device."""
     wanted = [entry.tiles for entry in program.entries if entry.device == HOST and not isinstance(entry, Mark)]
     wanted += [*program.rewritten.values(), *((tile,) for tile in every(program))]
     return max((nbytes(tiles, PAGE) for tiles in wanted), default=0)
@@ -75,5 +75,5 @@ def _ram_cap(chance: random.Random, program: Program) -> int:
 
 
 def _between(chance: random.Random, least: int, most: int) -> int:
-    """Mostly little: then more comes and goes."""
+    """Draw a number, mostly a small one, because then more tiles are loaded and evicted."""
     return least + int(chance.random() ** 2 * (1.1 * most - least))

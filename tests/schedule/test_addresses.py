@@ -1,4 +1,4 @@
-"""Addresses against a map of single bytes, through takes, gives and moves drawn by chance; and what places are preferred."""
+"""Addresses against a map of single bytes, through random takes, gives and moves; and which places are preferred."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE = -1
 
 
 class Addresses:
-    """The compiled functions over tables of tiles of these sizes. home: offsets of some, by number."""
+    """The compiled functions over tables of tiles of these sizes. home: offsets of some tiles, by number."""
 
     def __init__(self, nbytes: int, sizes: list[int], home: dict[int, int] | None = None) -> None:
         uses = SimpleNamespace(tiles=sizes, sizes=np.array(sizes), nbytes=np.array(sizes), entries=np.zeros(2, ENTRY),
@@ -70,12 +70,12 @@ class Addresses:
         self.tables["tiles"]["placed"][[tile for tile in stuck if tile < len(self.sizes)]] = self.state["stamp"]
 
 
-#: Numbers that say which of what there is.
+#: Numbers that choose among the existing ones.
 ANY = st.integers(0, 1 << 20)
 
 
 class Bytes(RuleBasedStateMachine):
-    """owner: of each byte, the tile that stands there, or FREE."""
+    """A map of bytes. owner: for each byte, the tile at this place, or FREE."""
 
     @initialize(nbytes=st.integers(8, 48), sizes=st.lists(st.integers(1, 12), min_size=4, max_size=20), homes=st.booleans())
     def begin(self, nbytes: int, sizes: list[int], homes: bool) -> None:
@@ -134,7 +134,7 @@ class Bytes(RuleBasedStateMachine):
         tile = self.standing()[which % len(self.standing())]
         offset = self.addresses.room_for(tile)
         if offset is not None:
-            self.put(tile, offset)  # while it still stands where it was
+            self.put(tile, offset)  # while it still occupies its old place
             self.owner = [FREE if owner == tile else owner for owner in self.owner]
             self.put(tile, offset)
             self.addresses.move(tile, offset)
@@ -183,7 +183,7 @@ class Bytes(RuleBasedStateMachine):
         for tile, offset in moves:
             assert tile not in stuck
             assert offset + self.sizes[tile] <= begin or begin + nbytes <= offset, "it is still in the way"
-            self.put(tile, offset)  # while all others still stand where they were
+            self.put(tile, offset)  # while all others still occupy their old places
         for tile, offset in moves:
             self.owner = [FREE if owner == tile and not offset <= byte < offset + self.sizes[tile] else owner
                           for byte, owner in enumerate(self.owner)]  # fmt: skip
@@ -211,7 +211,7 @@ def standing(nbytes: int, sizes: list[int], at: dict[int, int], home: dict[int, 
     return addresses
 
 
-def test_a_place_that_is_taken_is_a_fault() -> None:
+def test_taking_an_occupied_place_is_a_fault() -> None:
     addresses = standing(16, [4, 4], {0: 6})
     for count, offset in enumerate((3, 6, 9, 13), start=1):
         addresses.take(1, offset)
@@ -219,12 +219,12 @@ def test_a_place_that_is_taken_is_a_fault() -> None:
     assert addresses.at == {0: 6} and addresses.room_for(1) is not None
 
 
-def test_large_tiles_are_put_at_the_low_end_of_a_hole_and_small_ones_at_the_high_end() -> None:
+def test_large_tiles_go_to_the_low_end_of_a_hole_and_small_ones_to_the_high_end() -> None:
     addresses = standing(32, [16, 2], {})
     assert addresses.room_for(0) == 0 and addresses.room_for(1) == 30
 
 
-def test_a_hole_for_which_nobody_waits_is_preferred_to_one_that_fits_better() -> None:
+def test_a_hole_that_nobody_waits_for_is_preferred_to_one_that_fits_better() -> None:
     addresses = standing(16, [4, 3, 4], {0: 3})  # holes of 3 and 9 bytes
     assert addresses.room_for(1) == 0
     addresses.tables["free"]["at_s"][:3] = 1.0
@@ -232,8 +232,8 @@ def test_a_hole_for_which_nobody_waits_is_preferred_to_one_that_fits_better() ->
     assert at is not None and at >= 7
 
 
-def test_room_is_made_by_moving_few_bytes_and_whoever_should_stay_where_he_is_moves_last() -> None:
-    # ...0.222.1... where room for 5 bytes is made by moving either 0 or 1
+def test_room_is_made_by_moving_few_bytes_and_tiles_that_should_stay_move_last() -> None:
+    # ...0.222.1... where moving either 0 or 1 makes room for 5 bytes
     sizes, at = [1, 1, 3, 5], {0: 3, 1: 9, 2: 5}
     for stays, moves in ((0, 1), (1, 0)):
         made = standing(13, sizes, at, {stays: at[stays]}).room_made_for(3, ())

@@ -1,4 +1,4 @@
-"""How long texts keep a share that others wait for, by numbers of seconds alone."""
+"""How long texts keep a share that others wait for, in pure numbers of seconds."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ STEP_S = 0.4
 
 
 def rounds(allowance, round_s, *, first=1, others_wait=True):
-    """How many rounds texts have at once, the first `first - 1` without a token, and how long those take."""
+    """Return the number of rounds that texts get at once, the first `first - 1` without a token, and their duration."""
     now, count, goes_on = 100.0, 0, True
     allowance.begin(now)
     while goes_on:
@@ -19,7 +19,7 @@ def rounds(allowance, round_s, *, first=1, others_wait=True):
     return count, now - 100.0
 
 
-def test_behind_a_step_texts_have_a_part_of_its_time_and_end_the_round_in_which_it_is_spent():
+def test_after_a_step_texts_get_a_part_of_its_time_and_finish_their_last_round():
     allowance = Allowance()
     allowance.earn(STEP_S)
     count, took_s = rounds(allowance, 0.0007)
@@ -29,14 +29,14 @@ def test_behind_a_step_texts_have_a_part_of_its_time_and_end_the_round_in_which_
     assert rounds(allowance, 0.0007)[0] == count
 
 
-def test_what_is_left_is_not_saved_up():
+def test_unused_time_is_not_saved_up():
     allowance = Allowance()
     for _ in range(100):
         allowance.earn(STEP_S)
     assert rounds(allowance, 0.001)[1] < PART * STEP_S + 0.002
 
 
-def test_a_token_comes_behind_each_job_however_short_that_was_and_however_many_rounds_it_takes():
+def test_a_token_comes_after_each_job_however_short_and_however_many_rounds_it_takes():
     allowance = Allowance()
     for seconds in (0.0, 1e-6, STEP_S):
         allowance.earn(seconds)
@@ -50,7 +50,7 @@ def test_all_texts_of_a_share_have_one_part_between_them():
     assert (one[0], other[0]) == (2, 1)
 
 
-def test_while_nobody_waits_texts_give_the_share_back_behind_each_round_and_it_costs_nothing():
+def test_if_nobody_waits_texts_give_the_share_back_after_each_round_at_no_cost():
     allowance = Allowance()
     allowance.earn(STEP_S)
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""The uses that the moves of a device make of RAM: in their order, and dead there exactly while the newest bytes are above."""
+"""The uses of RAM by the moves of a device: in their order, and dead exactly while the newest bytes are above."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drawn(seed: int) -> Packing | None:
 
 
 def told(packing: Packing) -> Iterator[list[Told]]:
-    """By use of RAM, what a device does there, worked out from its moves alone. "changed", "made": it is changed above."""
+    """Yield, by use of RAM, what a device does there, derived from its moves alone. "changed", "made": it is changed above."""
     program, changed = packing.program, set(packing.changed)
     for index, moves in enumerate(packing.moves):
         for act, tile, _ in moves:
@@ -73,7 +73,7 @@ def told(packing: Packing) -> Iterator[list[Told]]:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_ram_is_used_as_tiles_move_in_their_order(seed: int) -> None:
+def test_ram_is_used_in_the_order_of_the_moves(seed: int) -> None:
     packing = drawn(seed)
     if packing is None:
         return
@@ -86,7 +86,7 @@ def test_ram_is_used_as_tiles_move_in_their_order(seed: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_a_tile_that_stays_is_dead_in_ram_exactly_while_it_stands_above_to_be_changed(seed: int) -> None:
+def test_a_persistent_tile_is_dead_in_ram_exactly_while_it_is_above_to_be_changed(seed: int) -> None:
     packing = drawn(seed)
     if packing is None:
         return
@@ -106,7 +106,7 @@ def test_a_tile_that_stays_is_dead_in_ram_exactly_while_it_stands_above_to_be_ch
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_a_temporary_or_an_input_is_dead_when_nobody_needs_its_bytes_there_but_not_as_the_host_gives_them(seed: int) -> None:
+def test_temporaries_and_inputs_die_in_ram_with_their_last_need_but_not_when_the_host_writes(seed: int) -> None:
     packing = drawn(seed)
     if packing is None:
         return
@@ -121,7 +121,7 @@ def test_a_temporary_or_an_input_is_dead_when_nobody_needs_its_bytes_there_but_n
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_bytes_are_needed_again_where_they_are_next_read_in_ram(seed: int) -> None:
+def test_bytes_are_needed_again_at_their_next_read_in_ram(seed: int) -> None:
     packing = drawn(seed)
     if packing is None:
         return
@@ -142,14 +142,14 @@ def test_bytes_are_needed_again_where_they_are_next_read_in_ram(seed: int) -> No
 
 
 def of(program: Program, top: int | None) -> tuple[list[list[str]], list[list[Tile]]]:
-    """In `top` pages above: how RAM is used, and who dies at each use."""
+    """Return, for `top` pages above, how RAM is used, and which tiles die at each use."""
     packing = plan_top(program, three_tiers(top, 1))
     assert packing is not None
     uses = uses_below(packing)
     return [[way for way, *_ in entry] for entry in told(packing)], uses.dying()
 
 
-def test_what_comes_up_to_be_changed_is_dead_in_ram_from_then_until_it_comes_down() -> None:
+def test_a_tile_uploaded_to_be_changed_is_dead_in_ram_until_it_is_downloaded() -> None:
     a, b = pages("a"), pages("b")
     ways, dying = of(step((DEVICE, {a: UPDATE}), (DEVICE, {b: READ})), 1)
     assert sorted(way for (way,) in ways) == ["changed", "down", "up", "up"]
@@ -158,26 +158,26 @@ def test_what_comes_up_to_be_changed_is_dead_in_ram_from_then_until_it_comes_dow
     assert sum(dead == [a] for dead in dying) == 2
 
 
-def test_what_is_only_read_stays_in_ram() -> None:
+def test_a_tile_that_is_only_read_stays_in_ram() -> None:
     a, b = pages("a"), pages("b")
     ways, dying = of(step((DEVICE, {a: READ}), (DEVICE, {b: READ})), 1)
     assert ways == [["up"], ["up"]] and dying == [[], []]
 
 
-def test_what_leaves_unchanged_and_is_made_anew_later_stays_in_ram_until_it_is() -> None:
+def test_an_unchanged_tile_that_is_overwritten_later_stays_in_ram_until_then() -> None:
     a, b = pages("a"), pages("b")
     ways, dying = of(step((DEVICE, {a: READ}), (DEVICE, {b: READ}), (DEVICE, {a: WRITE})), 1)
     made = ways.index(["made"])
     assert [a in dead for dead in dying] == [index == made for index in range(len(ways))]
 
 
-def test_what_nothing_moves_is_no_use_of_ram_but_that_it_is_changed() -> None:
+def test_without_moves_the_only_use_of_ram_is_that_a_tile_is_changed() -> None:
     a, b = pages("a"), pages("b")
     assert of(step((DEVICE, {a: UPDATE, b: READ})), None) == ([], [])
 
 
 @pytest.mark.parametrize("how", [READ, UPDATE])
-def test_the_host_computes_on_what_is_in_ram(how: str) -> None:
+def test_the_host_computes_in_ram(how: str) -> None:
     program = Program("by hand")
     given, stays = program.input("x", (PAGE,), np.uint8), pages("a")
     program.add(Operation("none", (given, stays), READ + how, device=HOST))

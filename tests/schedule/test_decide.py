@@ -34,7 +34,7 @@ def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=300, deadline=None)
 @given(seed=SEEDS)
-def test_in_any_order_that_edges_allow_every_entry_finds_its_bytes_and_every_standing_is_true(kind: str, seed: int) -> None:
+def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_are_true(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
     schedule = decide(program, space)
     if schedule is None:
@@ -46,8 +46,8 @@ def test_in_any_order_that_edges_allow_every_entry_finds_its_bytes_and_every_sta
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])
 @settings(max_examples=100, deadline=None)
 @given(seed=SEEDS)
-def test_so_it_is_by_any_packing_that_is_valid(kind: str, seed: int) -> None:
-    """Tiles come, leave and are moved by chance, where a good packing would let them be."""
+def test_the_law_holds_for_any_valid_packing(kind: str, seed: int) -> None:
+    """Tiles are loaded, evicted and moved at random, where a good packing would leave them alone."""
     program, space, chance = drawn(seed, kind)
     alignment, over_link = space.top.alignment, space.ram is not None
     assert space.top.cap is not None
@@ -60,7 +60,7 @@ def test_so_it_is_by_any_packing_that_is_valid(kind: str, seed: int) -> None:
 
 
 def bare_edges(schedule: Schedule) -> list[tuple[int, int]]:
-    """(earlier, later): where nothing else makes one wait for the other, be it the host that writes at a mark between."""
+    """Return the edges (earlier, later) that nothing else implies, not even a mark in between at which the host writes."""
     given = [schedule.stretches[schedule.marks[name]] for name, tiles in schedule.program.rewritten.items() if tiles]
     found = []
     for later, entry in enumerate(schedule.entries):
@@ -72,7 +72,7 @@ def bare_edges(schedule: Schedule) -> list[tuple[int, int]]:
 
 
 def is_seen(schedule: Schedule, space: Space, chance: random.Random, edge: tuple[int, int]) -> bool:
-    """Whether some order shows that an edge is missing."""
+    """Return whether some order shows that an edge is missing."""
     try:
         for _ in range(3):
             Run(schedule, space, chance, rests=False, dropped=edge).run()
@@ -83,7 +83,10 @@ def is_seen(schedule: Schedule, space: Space, chance: random.Random, edge: tuple
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_an_edge_some_order_finds_other_bytes(kind: str) -> None:
-    """The law above, checked. Nobody may read what is overwritten out of turn, or the same bytes may lie there already."""
+    """This tests the law above.
+
+    An edge may stay unseen: nobody may read the bytes overwritten out of turn, or the same bytes may be there already.
+    """
     edges = missed = 0
     for seed in range(40):
         program, space, chance = drawn(seed, kind)
@@ -101,7 +104,7 @@ def test_without_an_edge_some_order_finds_other_bytes(kind: str) -> None:
 
 
 def step(*entries: tuple[str, dict[Tile, str]], program: Program | None = None) -> Program:
-    """Each entry: where it runs, and its operands with their access."""
+    """Record a step. Each entry: where it runs, and its operands with their access."""
     program = Program("by hand") if program is None else program
     for device, operands in entries:
         program.add(Operation("none", tuple(operands), "".join(operands.values()), device=device))
@@ -113,7 +116,7 @@ def pages(name: str, count: int = 1) -> Tile:
 
 
 def three_tiers(top: int | None, ram: int) -> Space:
-    """Caps in pages."""
+    """Return a space whose caps are in pages."""
     return Space(Cut(PAGE, None if top is None else top * PAGE, {}), Cut(PAGE, ram * PAGE, {}), True, 1, CORES)
 
 
@@ -121,7 +124,7 @@ def standing(schedule: Schedule, tier: int, tile: Tile) -> State | None:
     return next((one.state for one in schedule.start if one.tier == tier and one.tile is tile), None)
 
 
-def test_what_does_not_fit_is_none() -> None:
+def test_a_program_that_does_not_fit_has_no_schedule() -> None:
     a, b = pages("a"), pages("b")
     program = step((DEVICE, {a: READ, b: UPDATE}))
     cpu = Space(Cut(PAGE, PAGE, {}), None, True, 1, CORES)
@@ -131,7 +134,7 @@ def test_what_does_not_fit_is_none() -> None:
     assert decide(on_host, three_tiers(2, 1)) is None and decide(on_host, three_tiers(2, 2)) is not None
 
 
-def test_a_packing_that_is_known_is_followed() -> None:
+def test_a_given_packing_is_followed() -> None:
     program, space = step((DEVICE, {pages("a"): READ}), (DEVICE, {pages("b"): UPDATE})), three_tiers(1, 2)
     packing = plan_top(program, space)
     assert packing is not None
@@ -140,7 +143,7 @@ def test_a_packing_that_is_known_is_followed() -> None:
     assert schedule is not None and again is not None and list(schedule.lines()) == list(again.lines())
 
 
-def test_inputs_stand_in_ram_between_two_steps_where_there_is_room_and_else_below() -> None:
+def test_inputs_stay_in_ram_between_two_steps_if_there_is_room_and_below_otherwise() -> None:
     program = Program("by hand")
     given = [program.input(f"x{n}", (PAGE,), np.uint8) for n in range(4)]
     step(*((DEVICE, {one: READ}) for one in given), program=program)
@@ -151,8 +154,8 @@ def test_inputs_stand_in_ram_between_two_steps_where_there_is_room_and_else_belo
         check(schedule, three_tiers(1, cap), random.Random(0))
 
 
-def test_ram_keeps_nothing_of_what_a_device_keeps_and_changes() -> None:
-    """Of two tiles, for which RAM has one page, none ever moves."""
+def test_ram_keeps_no_copy_of_tiles_that_a_device_keeps_and_changes() -> None:
+    """RAM has one page for two tiles, and neither ever moves."""
     weight, other = pages("w"), pages("o")
     program = step((DEVICE, {weight: UPDATE}), (DEVICE, {other: READ, weight: UPDATE}))
     space = three_tiers(None, 1)
@@ -163,8 +166,8 @@ def test_ram_keeps_nothing_of_what_a_device_keeps_and_changes() -> None:
     assert not any(entry.what is weight for entry in schedule.entries)
 
 
-def test_a_tile_that_comes_up_and_leaves_again_before_it_is_made_anew_is_not_lost_in_between() -> None:
-    """It is overwritten whole later: nobody in the program needs its bytes, who leaves at the mark between does."""
+def test_a_tile_loaded_and_evicted_before_it_is_overwritten_is_not_lost_in_between() -> None:
+    """No entry needs its bytes, because it is overwritten whole later. A caller that leaves at the mark in between does."""
     old, other = pages("w"), pages("o", 2)
     program = Program("by hand")
     for number, operands in enumerate(({old: READ}, {other: READ}, {old: WRITE})):

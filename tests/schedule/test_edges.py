@@ -1,4 +1,4 @@
-"""Who waits for whom, against a model that remembers for each byte who wrote it and who has read it since."""
+"""Which user waits for which, against a model that remembers for each byte its writer and its readers since."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANGES = st.tuples(st.integers(0, SIZE - 1), st.integers(1, SIZE)).map(lambda dr
 
 
 class Told:
-    """The users of bytes; what they add to a set is what this returns."""
+    """The users of bytes; each method returns what they add to a set."""
 
     def __init__(self) -> None:
         self.users = ByteUsers()
@@ -31,7 +31,7 @@ class Told:
 
 
 class Naive:
-    """Byte by byte."""
+    """The same byte by byte."""
 
     def __init__(self) -> None:
         self.writer = [NOBODY] * SIZE
@@ -51,7 +51,7 @@ class Naive:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["read", "write", "given", "update"]), RANGES), max_size=40))
-def test_a_reader_waits_for_writers_and_a_writer_for_readers_or_else_the_writer_of_each_byte(
+def test_a_reader_waits_for_writers_and_a_writer_for_readers_or_else_for_the_writer(
     touches: list[tuple[str, tuple[int, int]]],
 ) -> None:
     users, naive = Told(), Naive()
@@ -63,7 +63,7 @@ def test_a_reader_waits_for_writers_and_a_writer_for_readers_or_else_the_writer_
             assert users.write(begin, end, writer) == naive.write(begin, end, writer)
 
 
-def test_nobody_waits_for_what_was_there_before() -> None:
+def test_nobody_waits_for_bytes_that_were_there_before() -> None:
     users = Told()
     assert users.read(0, 8, 0) == set()
     assert users.write(4, 12, 1) == {0}
@@ -71,14 +71,14 @@ def test_nobody_waits_for_what_was_there_before() -> None:
     assert users.read(0, 16, 3) == {1, 2}
 
 
-def test_bytes_side_by_side_are_apart() -> None:
+def test_adjacent_bytes_are_independent() -> None:
     users = Told()
     users.write(0, 8, 0)
     assert users.write(8, 16, 1) == users.read(16, 24, 2) == set()
     assert users.read(7, 9, 3) == {0, 1}
 
 
-def test_who_has_read_a_part_is_waited_for_by_whoever_overwrites_that_part_alone() -> None:
+def test_a_reader_of_a_part_is_waited_for_by_a_writer_of_that_part_alone() -> None:
     users = Told()
     users.write(0, 8, 0)
     users.read(2, 4, 1)

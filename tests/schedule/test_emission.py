@@ -1,6 +1,6 @@
-"""Entries of a step, as packings say: which there are, where, what each waits for, and where tiles stand at marks.
+"""The entries of a step that follows a packing: kinds, places, waits, and the places of tiles at marks.
 
-That every entry finds its bytes is test_decide.py's; here packings are made by hand.
+test_decide.py tests that every entry finds its bytes. Here packings are made by hand.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def packing(
 
 
 def over_ram(packing: Packing) -> Schedule:
-    """On a device that is packed, above RAM that holds everything."""
+    """Emit the schedule on a packed device above RAM that holds everything."""
     ram = Level(RAM, SIZE, spread={}, is_packed=False)
     return emit(lambda: Levels(Level(TOP, SIZE, spread={}, is_packed=True), ram, None), packing, None)
 
@@ -55,7 +55,7 @@ def over_disk(packing: Packing) -> Schedule:
 
 
 def told(schedule: Schedule) -> list[tuple[str, list[tuple[int, int]], list[int], list[int]]]:
-    """By entry: its kind, its places, whom it waits for, and whom it comes after."""
+    """Return the kind of each entry, its places, the entries it waits for, and those it comes after."""
     return [
         (entry.kind.name.lower(), [(place.tier, place.index) for place in entry.places], [*entry.waits], [*entry.after])
         for entry in schedule.entries
@@ -66,7 +66,7 @@ def standing(stands: Sequence[Standing], tile: Tile, tier: int) -> Standing:
     return next(one for one in stands if one.tile is tile and one.tier == tier)
 
 
-def test_a_tile_that_was_changed_is_written_back_and_one_that_was_not_only_leaves() -> None:
+def test_a_changed_tile_is_written_back_and_an_unchanged_one_is_only_evicted() -> None:
     a, b = tile("a"), tile("b")
     program = step((DEVICE, {a: READ, b: UPDATE}))
     found = over_ram(packing(program, {0: [(LOAD, a, 0), (LOAD, b, 64)], 1: [(LEAVE, a, 0), (LEAVE, b, 64)]}))
@@ -89,7 +89,7 @@ def test_without_a_link_tiles_move_to_and_from_the_file() -> None:
     ]
 
 
-def test_a_tile_is_copied_within_a_tier_that_is_packed_alone() -> None:
+def test_only_a_packed_tier_copies_tiles_within_itself() -> None:
     a = tile("a")
     made = packing(step((DEVICE, {a: UPDATE})), {0: [(COPY, a, 64)], 1: [(COPY, a, 0)]}, start={a: 0}, changed=[a])
     assert told(over_ram(made)) == [
@@ -101,7 +101,7 @@ def test_a_tile_is_copied_within_a_tier_that_is_packed_alone() -> None:
     assert told(emit(lambda: Levels(slots, ram, None), made, None)) == [("operation", [(TOP, 0)], [], [])]
 
 
-def test_an_operation_of_the_host_waits_for_what_came_down_and_changes_ram() -> None:
+def test_an_operation_of_the_host_waits_for_downloads_and_changes_ram() -> None:
     a = tile("a")
     program = step((DEVICE, {a: UPDATE}), (HOST, {a: UPDATE}), (DEVICE, {a: READ}))
     moves = {0: [(LOAD, a, 0)], 1: [(LEAVE, a, 0)], 2: [(LOAD, a, 64)], 3: [(LEAVE, a, 64)]}
@@ -118,7 +118,7 @@ def test_an_operation_of_the_host_waits_for_what_came_down_and_changes_ram() -> 
     assert (end.state, end.place, end.saved) == (STORED, None, 3)
 
 
-def test_a_temporary_leaves_its_bytes_to_whoever_comes_next() -> None:
+def test_a_temporary_leaves_its_bytes_to_the_next_tile() -> None:
     program = Program("by hand")
     first, second = program.tile("t", (SIZE,), np.uint8), program.tile("u", (SIZE,), np.uint8)
     step((DEVICE, {first: WRITE}), (DEVICE, {first: READ}), (DEVICE, {second: WRITE}), program=program)
@@ -150,10 +150,10 @@ def test_at_a_mark_the_host_finds_inputs_in_ram_and_the_device_has_no_copy() -> 
     above, here = (standing(found.at["m"], given, tier) for tier in (TOP, RAM))
     assert (above.state, above.place) == (STORED, None)
     assert (here.state, here.place, here.written) == (DIRTY, Place(RAM, SIZE, 0), NOBODY)
-    assert found.entries[2].waits == ()  # the host wrote it, when all before was over
+    assert found.entries[2].waits == ()  # the host wrote it, when everything before was over
 
 
-def test_a_mark_says_who_wrote_what_stands_there() -> None:
+def test_a_mark_names_the_writer_of_each_tile_there() -> None:
     program, a = Program("by hand"), tile("a")
     program.add(Operation("none", (a,), UPDATE))
     program.mark("m")
@@ -164,7 +164,7 @@ def test_a_mark_says_who_wrote_what_stands_there() -> None:
     assert standing(found.end, a, TOP).saved == 3 == standing(found.end, a, RAM).written
 
 
-def test_what_stands_and_was_changed_is_dirty_when_the_step_begins() -> None:
+def test_a_resident_tile_that_was_changed_is_dirty_when_the_step_begins() -> None:
     a, b = tile("a"), tile("b")
     program = step((DEVICE, {a: UPDATE, b: READ}))
     found = over_ram(packing(program, {}, start={a: 0, b: 64}, changed=[a]))
@@ -182,7 +182,9 @@ def test_what_stands_and_was_changed_is_dirty_when_the_step_begins() -> None:
         ({1: [(LEAVE, "a", 0)]}, "does not end where it began"),
     ],
 )
-def test_a_move_that_does_not_fit_what_stands_is_refused(moves: dict[int, list[tuple[Act, str, int]]], complaint: str) -> None:
+def test_a_move_that_contradicts_the_places_of_tiles_is_refused(
+    moves: dict[int, list[tuple[Act, str, int]]], complaint: str
+) -> None:
     tiles = {name: tile(name) for name in "ab"}
     program = step((DEVICE, {tiles["a"]: READ}))
     named = {index: [(act, tiles[name], offset) for act, name, offset in here] for index, here in moves.items()}

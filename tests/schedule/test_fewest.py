@@ -40,7 +40,7 @@ def moved(program: Program, units: int) -> tuple[int, int]:
     return found.loaded_nbytes // UNIT, found.written_nbytes // UNIT
 
 
-def test_what_is_visited_in_turn_misses_what_does_not_fit_and_only_what_changed_is_written() -> None:
+def test_a_cycle_misses_what_does_not_fit_and_writes_only_what_changed() -> None:
     a, b, c = tiles(3, 4)
     read = program_of([[(a, "r")], [(b, "r")], [(c, "r")]])
     assert [moved(read, units) for units in (4, 8, 12)] == [(12, 0), (6, 0), (0, 0)]
@@ -48,37 +48,37 @@ def test_what_is_visited_in_turn_misses_what_does_not_fit_and_only_what_changed_
     assert moved(changed, 4) == (12, 12)
 
 
-def test_a_part_of_a_tile_may_leave() -> None:
+def test_a_part_of_a_tile_may_be_evicted() -> None:
     a, b, c = tiles(3, 4)
     assert moved(program_of([[(a, "u")], [(b, "r")], [(a, "u")], [(c, "r")]]), 11) == (2, 0)
 
 
-def test_what_is_overwritten_next_leaves_for_nothing_and_so_do_the_dead() -> None:
+def test_evicting_tiles_to_be_overwritten_or_dead_costs_nothing() -> None:
     a, b = tiles(2)
     assert moved(program_of([[(a, "w")], [(a, "u")], [(b, "w")], [(b, "u")]]), 1) == (0, 0)
     short = tiles(3, persistent=False)
     assert moved(program_of([[(tile, how)] for tile in short for how in "wu"]), 1) == (0, 0)
 
 
-def test_the_host_takes_what_changed_and_leaves_nothing_behind_that_it_changes() -> None:
+def test_the_host_takes_changed_tiles_and_leaves_no_copy_of_those_it_changes() -> None:
     gradient, weight = tiles(2)
     hosted = program_of([[(gradient, "w")], [(weight, "u"), (gradient, "r")], [(weight, "r")]], frozenset({1}))
     assert moved(hosted, 2) == (1, 1)
     assert moved(program_of([[(gradient, "w")], [(weight, "u"), (gradient, "r")], [(weight, "r")]]), 2) == (0, 0)
 
 
-def test_none_where_an_entry_does_not_fit() -> None:
+def test_there_is_no_result_if_an_entry_does_not_fit() -> None:
     program = program_of([[(tile, "r") for tile in tiles(3)]])
     assert fewest(program, 3 * UNIT - 1, UNIT) is None
     assert fewest(program, 3 * UNIT, UNIT) == Moved(0, 0, {})
 
 
-#: Which tiles, by number, each entry reads or updates.
+#: The tiles, by number, that each entry reads or updates.
 entries = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2), min_size=1, max_size=12)
 
 
 @given(entries, st.integers(2, 4))
-def test_no_other_choice_of_what_leaves_loads_less(touched: list[set[int]], units: int) -> None:
+def test_no_other_choice_of_evictions_loads_less(touched: list[set[int]], units: int) -> None:
     temporaries = tiles(5, persistent=False)
     born: set[int] = set()
     described = []
@@ -89,7 +89,7 @@ def test_no_other_choice_of_what_leaves_loads_less(touched: list[set[int]], unit
 
 
 def least(touched: tuple[frozenset[int], ...], units: int) -> int:
-    """Loads, by a look at every choice."""
+    """Return the least number of loads, by trying every choice."""
 
     @cache
     def behind(position: int, here: frozenset[int]) -> int:
@@ -106,7 +106,7 @@ def least(touched: tuple[frozenset[int], ...], units: int) -> int:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
-def test_a_run_moves_no_less(share: float) -> None:
+def test_a_run_moves_no_fewer_bytes(share: float) -> None:
     shape = SHAPES["sequences cut, all ragged"]
     parameters = shape.parameters()
     rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)

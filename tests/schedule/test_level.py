@@ -1,4 +1,4 @@
-"""One tier as a step goes on: which slot a tile takes, what it is known as, and who has touched its bytes."""
+"""One tier during a step: the slot of each tile, its state, and the entries that have touched its bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def temporary(name: str) -> Tile:
     return tile(name, persistent=False)
 
 
-def test_a_tile_that_stays_has_one_slot_for_good_of_its_size_rounded_up() -> None:
+def test_a_persistent_tile_keeps_one_slot_of_its_size_rounded_up() -> None:
     level, a, b, large = slots(), tile("a"), tile("b", 3), tile("c", 65)
     assert [level.put(one) for one in (a, b, large)] == [Place(RAM, 64, 0), Place(RAM, 64, 1), Place(RAM, 128, 0)]
     level.leave(a, STORED)
@@ -37,7 +37,7 @@ def test_a_tile_that_stays_has_one_slot_for_good_of_its_size_rounded_up() -> Non
     assert level.put(a) == Place(RAM, 64, 0)
 
 
-def test_temporaries_take_the_slot_that_was_left_last() -> None:
+def test_temporaries_take_the_slot_that_was_freed_last() -> None:
     level, first, second = slots(), temporary("a"), temporary("b")
     places = [level.put(one) for one in (first, second)]
     level.leave(first, None)
@@ -45,7 +45,7 @@ def test_temporaries_take_the_slot_that_was_left_last() -> None:
     assert [level.put(temporary(name)) for name in "cde"] == [*reversed(places), Place(RAM, 64, 2)]
 
 
-def test_where_they_are_to_take_turns_new_slots_come_first_and_then_those_left_first() -> None:
+def test_in_turn_new_slots_come_first_and_then_those_freed_first() -> None:
     level, first = slots({64: 3}), temporary("a")
     assert level.put(first).index == 0
     level.leave(first, None)
@@ -56,7 +56,7 @@ def test_where_they_are_to_take_turns_new_slots_come_first_and_then_those_left_f
     assert [level.put(temporary(name)).index for name in "def"] == [0, 1, 2]
 
 
-def test_in_a_packed_level_a_tile_stands_where_it_is_told() -> None:
+def test_in_a_packed_level_a_tile_goes_where_it_is_told() -> None:
     level, a = packed(), tile("a", 65)
     assert level.put(a, 192) == Place(TOP, 128, 192) == level.places[a]
     assert level.put(a, 0) == Place(TOP, 128, 0) == level.places[a]
@@ -64,10 +64,10 @@ def test_in_a_packed_level_a_tile_stands_where_it_is_told() -> None:
         level.put(tile("b"))
 
 
-def test_the_peak_is_the_most_bytes_that_stood_at_once() -> None:
+def test_the_peak_is_the_most_bytes_in_use_at_once() -> None:
     level, a, b = packed(), tile("a", 65), tile("b")
     level.put(a, 0)
-    level.put(a, 128)  # moved, not twice
+    level.put(a, 128)  # moved, not there twice
     assert level.peak_nbytes == 128
     level.put(b, 0)
     level.leave(a, STORED)
@@ -76,7 +76,7 @@ def test_the_peak_is_the_most_bytes_that_stood_at_once() -> None:
     assert level.peak_nbytes == 192
 
 
-def test_standings_say_who_is_known_where_and_who_wrote_it() -> None:
+def test_standings_name_each_tile_its_place_and_its_writer() -> None:
     level, here, below, dead, never = slots(), tile("a"), tile("b"), temporary("c"), tile("d")
     place = level.put(here)
     level.states[here], level.written[here], level.saved[here] = CLEAN, 4, 2
@@ -92,7 +92,7 @@ def test_standings_say_who_is_known_where_and_who_wrote_it() -> None:
     assert found == {here: (RAM, CLEAN, place, 4, 2), below: (RAM, STORED, None, NOBODY, 6)}
 
 
-def test_who_is_dead_has_saved_nothing() -> None:
+def test_a_dead_tile_has_saved_nothing() -> None:
     level, scratch = slots(), temporary("a")
     level.saved[scratch] = 3
     level.leave(scratch, None)
@@ -101,7 +101,7 @@ def test_who_is_dead_has_saved_nothing() -> None:
 
 
 def told(touch: Callable[[Place, int, set[int]], None], place: Place, entry: int = 0) -> set[int]:
-    """Whom an entry that reads or writes there must wait for."""
+    """Return the entries that an entry which reads or writes there must wait for."""
     found: set[int] = set()
     touch(place, entry, found)
     return found

@@ -1,4 +1,4 @@
-"""Prefetch 0: no load beside work, in any order that the edges allow."""
+"""Prefetch 0: no load runs beside work, in any order that the edges allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_load(entry: Scheduled) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_each_load_is_behind_all_work_before_it_and_each_piece_of_work_behind_all_loads(kind: str, seed: int) -> None:
+def test_each_load_comes_after_all_earlier_work_and_all_work_after_earlier_loads(kind: str, seed: int) -> None:
     chance = random.Random(seed)
     program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30)))
     schedule = decide(program, space_by(chance, program, kind)._replace(depth=0))

@@ -32,12 +32,12 @@ from tests.schedule.made import program_by
 from tests.schedule.paces import OVER_FILE, OVER_LINK
 from tests.schedule.packings import check, drawn
 
-#: Of tiles that are whole cache lines, so that bytes can be held against bounds that know of none.
+#: Tiles are whole cache lines, so that bytes can be compared with bounds that know of none.
 EVEN = shape(64, 4, 128, 32, tile=64, batch=4, length=32, n_layer=2)
 
 
 def packed(program: Program, demand: Demand, share: float, *, over_link: bool) -> Packing | None:
-    """Under a cap between the floor, 0, and everything, 1."""
+    """Pack a program under a cap between the floor (share 0) and everything (share 1)."""
     alignment = ALIGNMENT if over_link else PAGE
     demand = demand.rounded(alignment) if over_link else demand.rounded(alignment).alone()
     cap = int(demand.floor_nbytes + share * (demand.resident_nbytes - demand.floor_nbytes))
@@ -63,15 +63,15 @@ def test_a_step_of_a_training_is_packed_under_every_cap(kind: str, over_link: bo
 
 @settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 1 << 32), share=st.floats(0, 1), over_link=st.booleans())
-def test_so_is_any_program(seed: int, share: float, over_link: bool) -> None:
+def test_any_program_is_packed_validly(seed: int, share: float, over_link: bool) -> None:
     work = write_program(random.Random(seed))
     packing = packed(work.program, work.demand, share, over_link=over_link)
     if packing is not None:  # else slots remain
         check(packing, over_link=over_link)
 
 
-def test_what_is_not_valid_is_told_from_what_is() -> None:
-    """The check above, checked: each packing with one of its moves left out, or an offset changed, is found out."""
+def test_the_check_recognizes_invalid_packings() -> None:
+    """This tests the check itself: it finds each packing with one move left out, or with one offset changed."""
     work = write_program(random.Random(3))
     demand = work.demand
     packing = drawn(work.program, 2 * demand.floor_nbytes, alignment=ALIGNMENT, over_link=True, chance=random.Random(1))
@@ -91,7 +91,7 @@ def nbytes(tiles: Iterable[Tile], alignment: int = ALIGNMENT) -> int:
 
 
 def alive(program: Program) -> int:
-    """The most bytes that stand at once where nobody ever leaves before it is dead."""
+    """Return the most bytes in use at once if no tile is ever evicted before it is dead."""
     stand, most = {*program.standing, *program.inputs.values()}, 0
     for entry, again in zip(program.entries, program.next_uses, strict=True):
         stand |= set(entry.tiles)
@@ -101,7 +101,7 @@ def alive(program: Program) -> int:
 
 
 def step_of(made: Shape, kind: str, *, kept: int = 0, on_host: int = 0) -> Program:
-    """on_host: of how many weight tiles the update is there."""
+    """Record a step. on_host: number of weight tiles that are updated on the host."""
     parameters = made.parameters()
     weights = [tile for parameter in parameters.values() for tile in parameter.weights.values()]
     rows = parameters.tiling.rows(made.batch, made.length, made.micro_batches)
@@ -109,7 +109,7 @@ def step_of(made: Shape, kind: str, *, kept: int = 0, on_host: int = 0) -> Progr
 
 
 def checked(program: Program, cap: int, depth: int = 1) -> Packing:
-    """Over a link."""
+    """Pack a program over a link, check the packing and return it."""
     packing = pack(uses_of(program, ALIGNMENT, OVER_LINK, has_link=True), cap, depth)
     assert packing is not None
     check(packing, over_link=True)
@@ -119,7 +119,7 @@ def checked(program: Program, cap: int, depth: int = 1) -> Packing:
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from([1, 64, 256, 4096]), st.sampled_from([1, 2, 8, 100]), st.floats(0, 1),
        st.booleans())  # fmt: skip
-def test_so_is_one_with_marks_and_whatever_else_there_may_be(
+def test_a_random_program_with_marks_and_every_kind_of_entry_is_packed_validly(
     bench: Any, chance: random.Random, alignment: int, depth: int, share: float, over_link: bool
 ) -> None:
     program = program_by(chance)
@@ -138,7 +138,7 @@ def test_so_is_one_with_marks_and_whatever_else_there_may_be(
 
 @pytest.mark.parametrize("kept", [0, 3])
 @pytest.mark.parametrize(("kind", "on_host"), [("step", 0), ("step", 9), ("step_clipped", 9), ("gradients", 0), ("loss", 0)])
-def test_a_step_loads_no_less_than_is_possible_and_little_more(bench: Any, kind: str, on_host: int, kept: int) -> None:
+def test_a_step_loads_little_more_than_the_least_possible(bench: Any, kind: str, on_host: int, kept: int) -> None:
     program = step_of(EVEN, kind, kept=kept, on_host=on_host)
     for share in (0.4, 0.7):
         cap = int(share * alive(program))
@@ -147,7 +147,7 @@ def test_a_step_loads_no_less_than_is_possible_and_little_more(bench: Any, kind:
 
 
 @pytest.mark.parametrize("kind", ["step", "loss"])
-def test_with_a_little_more_than_is_wanted_at_once_nothing_moves_but_inputs(kind: str) -> None:
+def test_with_slightly_more_than_the_working_set_only_inputs_move(kind: str) -> None:
     for made in (SMALL, EVEN):
         program = step_of(made, kind)
         packing = checked(program, int(1.1 * alive(program)), depth=2)
@@ -155,7 +155,7 @@ def test_with_a_little_more_than_is_wanted_at_once_nothing_moves_but_inputs(kind
         assert packing.nbytes(Act.COPY) == 0
 
 
-def test_what_moves_comes_down_to_what_is_missing_as_a_cap_grows() -> None:
+def test_moves_shrink_to_the_missing_bytes_as_a_cap_grows() -> None:
     program = step_of(EVEN, "step")
     most, inputs = alive(program), nbytes(program.inputs.values())
     caps = [int(most * share / 100) for share in (20, 30, 40, 50, 60, 70, 80, 85, 90, 93, 96, 99)]
@@ -168,7 +168,7 @@ def test_what_moves_comes_down_to_what_is_missing_as_a_cap_grows() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 1 << 32), over_link=st.booleans())
-def test_in_a_tier_that_holds_everything_each_tile_comes_once_and_leaves_only_for_the_host(seed: int, over_link: bool) -> None:
+def test_in_a_tier_that_holds_everything_tiles_are_loaded_once_and_leave_only_for_the_host(seed: int, over_link: bool) -> None:
     program = program_by(random.Random(seed), sizes=(1, 64, 200, 5000))
     uses = uses_of(program, ALIGNMENT, OVER_LINK, has_link=over_link)
     packing = unpacked(uses) if over_link else resident(program, ALIGNMENT)
@@ -194,7 +194,7 @@ def test_in_a_tier_that_holds_everything_each_tile_comes_once_and_leaves_only_fo
         assert packing.changed == packing.start.keys() and not packing.nbytes(Act.LOAD)
 
 
-#: Prints what it packed.
+#: Prints its packings.
 AGAIN = """
 from tests.schedule.test_packing import described
 print(described())
@@ -202,7 +202,7 @@ print(described())
 
 
 def described() -> str:
-    """Of packings of some programs, by names of tiles."""
+    """Return a digest of packings of some programs, by names of tiles."""
     programs = [step_of(EVEN, "step", on_host=3), *(program_by(random.Random(seed)) for seed in range(20))]
     found = hashlib.sha256()
     for program in programs:
@@ -216,7 +216,7 @@ def described() -> str:
     return found.hexdigest()
 
 
-def test_the_same_program_is_packed_alike_in_every_process() -> None:
+def test_a_program_is_packed_in_the_same_way_in_every_process() -> None:
     there = subprocess.run([sys.executable, "-c", AGAIN], env={**os.environ, "PYTHONHASHSEED": "77"}, capture_output=True,
                            text=True, check=True)  # fmt: skip
     clutter = [Tile(str(index), (1,)) for index in range(1000)][::7]

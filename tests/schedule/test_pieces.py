@@ -1,6 +1,4 @@
-"""Pieces of schedules that chance made, by what every cut must keep; and played in orders drawn by chance, as a device and its
-host would.
-"""
+"""Pieces of random schedules, against the rules of every cut; also played in random orders, as a device and its host would."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, S
 from asynctile.storage.tile import Tile
 from tests.schedule.paces import GPU
 
-#: What stands in a schedule, by letters. Beside operations of the device (o) and of the host (h): copies up, down, within the
+#: The entries of a schedule as letters. Besides operations of the device (o) and of the host (h): copies up, down, within the
 #: device and within RAM, to the file, results.
 TIERS = {"u": (TOP, RAM), "d": (RAM, TOP), "c": (TOP, TOP), "m": (RAM, RAM), "t": (DISK, RAM), "f": (RAM, TOP)}
 KINDS = {"u": Kind.UPLOAD, "d": Kind.DOWNLOAD, "c": Kind.COPY, "m": Kind.COPY, "t": Kind.TRANSFER, "f": Kind.FETCH}
@@ -38,7 +36,7 @@ def scheduled(letter: str, waits: tuple[int, ...], after: tuple[int, ...], stret
 
 
 def schedule_of(letters: str, edges: dict[int, tuple[int, ...]] | None = None, stretches: tuple[int, ...] = (0,)) -> Schedule:
-    """Entry by entry. edges: by entry, those it waits for. stretches: the first entry of each."""
+    """Return a schedule, one letter an entry. edges: the entries that each one waits for. stretches: their first entries."""
     entries = [
         scheduled(letter, (edges or {}).get(index, ()), (), bisect_right(stretches, index) - 1)
         for index, letter in enumerate(letters)
@@ -71,12 +69,12 @@ def edges_of(entry: Scheduled) -> tuple[int, ...]:
 
 
 def piece_of(pieces: Pieces) -> dict[int, int]:
-    """By entry that is a node."""
+    """Return the number of the piece of each entry that is a node."""
     return {node: number for number, piece in enumerate(pieces.pieces) for node in piece.nodes}
 
 
 def ways_that_close(pieces: Pieces) -> list[int]:
-    """Nodes that follow, through asides and nothing else, from a node of their own piece."""
+    """Return the nodes that follow, through asides only, from a node of their own piece."""
     piece, found = piece_of(pieces), []
     sources: list[set[int]] = []
     for index, entry in enumerate(pieces.schedule.entries):
@@ -89,7 +87,7 @@ def ways_that_close(pieces: Pieces) -> list[int]:
 
 
 def fewest(schedule: Schedule) -> int:
-    """The least number of pieces, by trying every first entry of the next."""
+    """Return the least number of pieces, by trying every first entry of the next one."""
     count, bounds = len(schedule), {*schedule.stretches, len(schedule)}
     least: dict[int, int] = {count: 0}
     for start in range(count - 1, -1, -1):
@@ -104,7 +102,7 @@ def fewest(schedule: Schedule) -> int:
 
 
 def closes_within(schedule: Schedule, start: int, stop: int) -> bool:
-    """Whether a way leaves the device in [start, stop), goes through asides wherever they are, and comes back there."""
+    """Return whether a path leaves the device in [start, stop), goes through asides anywhere, and comes back there."""
     follows: set[int] = set()
     for index in range(start, stop):
         entry = schedule.entries[index]
@@ -117,8 +115,10 @@ def closes_within(schedule: Schedule, start: int, stop: int) -> bool:
 
 
 def play(pieces: Pieces, seed: int) -> list[int]:
-    """Entries in an order in which they might be over, by what pieces and asides say: a piece when the one before is over, its
-    nodes in any order that their edges within it allow, asides whenever they may.
+    """Return the entries in an order in which they might end, as pieces and asides demand.
+
+    A piece begins when the one before is over, its nodes run in any order that their edges within it allow, asides whenever
+    they may.
     """
     chance, entries = random.Random(seed), pieces.schedule.entries
     over: list[int] = []
@@ -155,7 +155,7 @@ def test_every_entry_is_a_node_of_one_piece_or_an_aside(schedule: Schedule, most
 
 @settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
-def test_pieces_are_ranges_of_a_stretch_one_behind_the_other(schedule: Schedule, most_s: float | None) -> None:
+def test_pieces_are_consecutive_ranges_of_a_stretch(schedule: Schedule, most_s: float | None) -> None:
     pieces = cut(schedule, GPU, most_s=most_s)
     for piece in pieces.pieces:
         assert piece.nodes and piece.start <= piece.nodes[0] and piece.nodes[-1] < piece.stop
@@ -172,7 +172,7 @@ def test_pieces_are_ranges_of_a_stretch_one_behind_the_other(schedule: Schedule,
 
 @settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]), st.integers(0, 1 << 32))
-def test_whatever_an_entry_waits_for_is_over_before_it_in_every_order_that_pieces_allow(
+def test_dependencies_of_an_entry_are_over_before_it_in_every_order_that_pieces_allow(
     schedule: Schedule, most_s: float | None, seed: int
 ) -> None:
     order = play(cut(schedule, GPU, most_s=most_s), seed)
@@ -184,13 +184,13 @@ def test_whatever_an_entry_waits_for_is_over_before_it_in_every_order_that_piece
 
 @settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3]))
-def test_no_way_from_the_device_to_its_host_and_back_closes_within_a_piece(schedule: Schedule, most_s: float | None) -> None:
+def test_no_path_from_the_device_to_its_host_and_back_closes_within_a_piece(schedule: Schedule, most_s: float | None) -> None:
     assert not ways_that_close(cut(schedule, GPU, most_s=most_s))
 
 
 @settings(deadline=None)
 @given(schedules())
-def test_what_asides_say_of_other_asides_is_what_the_schedule_says(schedule: Schedule) -> None:
+def test_the_waits_between_asides_are_those_of_the_schedule(schedule: Schedule) -> None:
     for aside in cut(schedule, GPU).asides:
         entry = schedule.entries[aside.entry]
         assert aside.waits == tuple(one for one in entry.waits if is_aside(schedule.entries[one]))
@@ -205,13 +205,15 @@ def test_pieces_of_a_short_step_are_as_few_as_asides_allow(schedule: Schedule) -
 
 @settings(max_examples=50, deadline=None)
 @given(schedules())
-def test_those_of_a_long_one_are_not_many_more(schedule: Schedule) -> None:
+def test_pieces_of_a_long_step_are_not_many_more(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) <= fewest(schedule) + 2 * PARTS
 
 
 def updates(count: int, slots: int, heavy: int = 0) -> Schedule:
-    """Of so many weights in RAM: a kernel, its gradient comes down into the next of `slots` in turn, an update there. The last
-    `heavy` updates are much more work than the others. Behind all that a small kernel.
+    """Return a schedule that updates `count` weights in RAM.
+
+    For each weight: a kernel, the download of its gradient into the next of `slots` in turn, an update there. The last `heavy`
+    updates are much more work than the others. A small kernel comes after everything.
     """
     entries = []
     for number in range(count):
@@ -226,19 +228,19 @@ def updates(count: int, slots: int, heavy: int = 0) -> Schedule:
 
 
 def waits_for_the_piece_before(pieces: Pieces) -> list[int]:
-    """Asides that a piece waits for although they are behind the one right before it."""
+    """Return asides that a piece waits for although they come after the piece right before it."""
     behind = {aside.entry: aside.behind for aside in pieces.asides}
     return [entry for number, piece in enumerate(pieces.pieces) for entry in piece.after if behind[entry] == number - 1]
 
 
-def test_the_host_gets_its_work_in_parts_alike_beside_the_pieces_behind_them() -> None:
+def test_the_host_gets_equal_parts_of_its_work_beside_the_following_pieces() -> None:
     pieces = cut(updates(8 * PARTS, 8 * PARTS), GPU)
     assert len(pieces.pieces) == PARTS
     assert set(Counter(aside.behind for aside in pieces.asides).values()) == {8}
 
 
 @pytest.mark.parametrize("heavy", [0, 8])
-def test_no_piece_waits_for_what_the_host_does_behind_the_one_before_it_where_places_in_ram_suffice(heavy: int) -> None:
+def test_with_enough_room_in_ram_no_piece_waits_for_host_work_after_the_piece_before_it(heavy: int) -> None:
     pieces = cut(updates(128, 24, heavy), GPU)
     assert sum(len(piece.after) for piece in pieces.pieces) == 128 - 24
     assert not waits_for_the_piece_before(pieces)
@@ -249,13 +251,13 @@ def test_with_one_place_in_ram_each_piece_waits_for_the_update_before_it() -> No
     assert [piece.after for piece in cut(updates(5, 1), GPU).pieces] == [(), (2,), (5,), (8,), (11,)]
 
 
-def test_a_step_without_asides_is_one_piece_a_stretch() -> None:
+def test_a_step_without_asides_is_one_piece_for_each_stretch() -> None:
     pieces = cut(schedule_of("ouodocf", {2: (1,)}, stretches=(0, 3, 3)), GPU)
     assert pieces.pieces == (Piece(0, 3, 0, (0, 1, 2), ()), Piece(3, 7, 2, (3, 4, 5, 6), ()))
     assert [*pieces.of(0)] == [0] and not pieces.of(1) and [*pieces.of(2)] == [1]
 
 
-def test_what_goes_up_behind_an_update_in_ram_is_in_a_later_piece_than_what_came_down_for_it() -> None:
+def test_an_upload_after_an_update_in_ram_is_in_a_later_piece_than_its_download() -> None:
     #     0 kernel, 1 its gradient comes down, 2 updated in RAM, 3 a kernel beside, 4 the weight goes up
     pieces = cut(schedule_of("odhou", {1: (0,), 2: (1,), 4: (2,)}), GPU)
     assert [piece.nodes for piece in pieces.pieces] == [(0, 1, 3), (4,)]
@@ -263,13 +265,13 @@ def test_what_goes_up_behind_an_update_in_ram_is_in_a_later_piece_than_what_came
     assert [(aside.entry, aside.behind) for aside in pieces.asides] == [(2, 0)]
 
 
-def test_so_it_is_through_several_asides() -> None:
+def test_the_same_holds_through_several_asides() -> None:
     pieces = cut(schedule_of("dtthou", {1: (0,), 2: (1,), 3: (2,), 5: (3,)}), GPU)
     assert [piece.nodes for piece in pieces.pieces] == [(0, 4), (5,)]
     assert [(aside.behind, aside.waits) for aside in pieces.asides] == [(0, ()), (NO_PIECE, (1,)), (NO_PIECE, (2,))]
 
 
-def test_an_aside_that_nobody_waits_for_cuts_nothing() -> None:
+def test_an_aside_that_nobody_waits_for_causes_no_cut() -> None:
     pieces = cut(schedule_of("odhou", {1: (0,), 2: (1,)}), GPU)
     assert [piece.nodes for piece in pieces.pieces] == [(0, 1, 3, 4)]
 
@@ -280,18 +282,18 @@ def test_a_stretch_of_asides_alone_has_no_piece() -> None:
     assert not pieces.of(1)
 
 
-def test_a_copy_within_ram_is_the_hosts() -> None:
+def test_a_copy_within_ram_belongs_to_the_host() -> None:
     assert [is_aside(entry) for entry in schedule_of("ohudcmtf").entries] == [letter in ASIDES for letter in "ohudcmtf"]
 
 
-def test_no_piece_takes_longer_than_it_may_unless_one_entry_does() -> None:
-    # A copy of 1 MiB over the link takes 24 us, and 3 more for whatever it is: four of them a piece.
+def test_no_piece_takes_longer_than_allowed_unless_one_entry_does() -> None:
+    # A copy of 1 MiB over the link takes 24 us, and 3 more in any case, so four of them fit into a piece.
     four = cut(schedule_of("u" * 10), GPU, most_s=110e-6)
     assert [len(piece.nodes) for piece in four.pieces] == [4, 4, 2]
     assert [len(piece.nodes) for piece in cut(schedule_of("u" * 3), GPU, most_s=1e-6).pieces] == [1, 1, 1]
 
 
-def test_what_goes_on_side_by_side_counts_once_and_what_waits_counts_behind_what_it_waits_for() -> None:
+def test_parallel_work_counts_once_and_waiting_work_counts_after_its_dependencies() -> None:
     beside = cut(schedule_of("udududud"), GPU, most_s=110e-6)
     assert [len(piece.nodes) for piece in beside.pieces] == [8]
     chained = cut(schedule_of("udududud", {index: (index - 1,) for index in range(1, 8)}), GPU, most_s=110e-6)

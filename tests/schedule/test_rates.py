@@ -1,4 +1,4 @@
-"""The record of rates: what is assumed of a device that need not be there, and a link that is limited."""
+"""The record of rates: assumptions about a device that need not exist, and a link that is limited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asynctile.schedule.pace import pace_of
 from asynctile.schedule.rates import CORES, Rates, assumed
 
 
-def test_cores_are_assumed_alike_with_and_without_a_link_and_gpus_by_precision() -> None:
+def test_assumed_rates_of_cores_ignore_the_link_and_those_of_gpus_depend_on_the_precision() -> None:
     assert assumed("cpu") == assumed("emulated") == CORES
     assert assumed("cuda") == assumed("cuda:3")
     found = [assumed("cuda:0", precision).flops_per_s for precision in ("fp32", "tf32", "bf16")]
@@ -23,7 +23,7 @@ def test_cores_are_assumed_alike_with_and_without_a_link_and_gpus_by_precision()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_is_assumed_of_a_gpu_knows_every_precision(precision: str) -> None:
+def test_assumed_rates_of_a_gpu_cover_every_precision(precision: str) -> None:
     assert assumed("cuda:0", precision).flops_per_s > 0
 
 
@@ -32,7 +32,7 @@ def test_a_limited_link_changes_no_other_rate() -> None:
     assert CORES.limited(7.0) == replace(CORES, up_per_s=7.0, down_per_s=7.0)
 
 
-def test_a_clock_goes_by_the_slower_way_of_the_link_or_by_the_disk() -> None:
+def test_a_clock_follows_the_slower_direction_of_the_link_or_the_disk() -> None:
     rates = replace(CORES, up_per_s=3e9, down_per_s=2e9, disk_per_s=1e9)
     assert pace_of(rates, has_link=True).link_per_s == 2e9
     assert pace_of(rates, has_link=False).link_per_s == 1e9
@@ -52,6 +52,6 @@ def test_rates_come_back_from_json_equal() -> None:
 
 @pytest.mark.parametrize("found", [None, [], {}, {"flops_per_s": 1.0}, {**CORES.to_json(), "disk_per_s": None},
                                    {**CORES.to_json(), "disk_per_s": float("nan")}])  # fmt: skip
-def test_what_are_no_rates_is_refused(found: object) -> None:
+def test_invalid_rates_are_refused(found: object) -> None:
     with pytest.raises(ValueError, match="its rate"):
         Rates.from_json(found)

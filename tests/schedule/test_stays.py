@@ -1,4 +1,4 @@
-"""Who stands when, by bytes: against Belady's rule applied to sets, one tile at a time, and what bytes may never do."""
+"""Which tile is in memory when, by bytes: against Belady's rule on sets, one tile at a time, and the invariants of bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANCE = st.randoms(use_true_random=False)
 
 
 class Naive:
-    """A run of `uses` with tiles of one byte. again: of who stands, when its bytes are needed next. dirty: newer than below."""
+    """A run of `uses` with tiles of one byte. again: for each resident tile, its next need. dirty: tiles newer than below."""
 
     def __init__(self, uses: Uses, cap: int, start: dict[int, Stay]) -> None:
         self.cap, self.loaded, self.written = cap, 0, 0
@@ -70,14 +70,14 @@ class Naive:
 
 
 def most(uses: Uses) -> int:
-    """Bytes that one entry uses at once."""
+    """Return the most bytes that one entry uses at once."""
     return int(max((sum(uses.sizes[use.tile] for use in entry) for index, entry in enumerate(used(uses))
                     if index not in on_host(uses)), default=0))  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(CHANCE, st.booleans(), st.integers(0, 8))
-def test_whoever_is_needed_furthest_ahead_leaves(chance: random.Random, has_link: bool, more: int) -> None:
+def test_the_tile_needed_furthest_in_the_future_is_evicted(chance: random.Random, has_link: bool, more: int) -> None:
     uses = uses_of(program_by(chance, sizes=(1,)), has_link=has_link)
     start: dict[int, Stay] = {}
     cap = max(most(uses), len(uses.inputs)) + more
@@ -91,7 +91,7 @@ def test_whoever_is_needed_furthest_ahead_leaves(chance: random.Random, has_link
 
 @settings(max_examples=60, deadline=None)
 @given(CHANCE, st.booleans(), st.integers(0, 20), st.sampled_from([0, 9]), st.integers(0, 10))
-def test_bytes_are_never_above_the_cap_and_slack_is_for_what_comes_early(
+def test_bytes_never_exceed_the_cap_and_slack_is_used_only_for_prefetching(
     chance: random.Random, has_link: bool, more: int, ahead: int, slack: int
 ) -> None:
     uses = uses_of(program_by(chance), has_link=has_link)
@@ -103,7 +103,7 @@ def test_bytes_are_never_above_the_cap_and_slack_is_for_what_comes_early(
 
 @settings(max_examples=40, deadline=None)
 @given(CHANCE, st.booleans(), st.integers(0, 30))
-def test_there_is_no_room_only_where_one_entry_does_not_fit(chance: random.Random, has_link: bool, ahead: int) -> None:
+def test_room_runs_out_only_if_a_single_entry_does_not_fit(chance: random.Random, has_link: bool, ahead: int) -> None:
     uses = uses_of(program_by(chance), has_link=has_link)
     Walk(uses, most(uses), ahead, ahead, {})
     if most(uses):
@@ -116,7 +116,7 @@ def walked(program: Program, cap: int, ahead: int = 0, start: dict[int, Stay] | 
     return Walk(uses, cap, ahead, 0, start or {}), uses
 
 
-def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_sooner_has_to_leave() -> None:
+def test_a_tile_is_prefetched_if_no_tile_needed_sooner_has_to_leave() -> None:
     a, b, c = tile("a"), tile("b"), tile("c")
     program = program_of({a: READ}, {a: READ}, {b: READ}, {c: READ}, {a: READ}, {b: READ})
     since = []
@@ -128,13 +128,13 @@ def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_soone
     assert [tight.tiles["since"][uses.tiles.index(one)] for one in (b, c)] == [1, 2]  # not before the last use of `a`
 
 
-def test_nothing_is_brought_in_that_an_entry_before_its_use_overwrites() -> None:
+def test_a_tile_overwritten_before_its_use_is_not_prefetched() -> None:
     a = tile("a")
     walk, _ = walked(program_of({a: READ}, ({a: WRITE}, HOST), {a: READ}, {a: WRITE}, {a: WRITE}, {a: READ}), 8, 8)
     assert walk.loaded == 2
 
 
-def test_nor_what_has_been_overwritten_once_and_will_be_again() -> None:
+def test_a_tile_overwritten_once_and_again_later_is_not_prefetched() -> None:
     """The look ahead stops before `d` until `c` is used, and `t` is dead when it goes on."""
     program = Program("by hand")
     t, a, c, d = program.tile("t", (1,), "u1"), tile("a"), tile("c", nbytes=2), tile("d", nbytes=2)
@@ -142,14 +142,14 @@ def test_nor_what_has_been_overwritten_once_and_will_be_again() -> None:
     assert walk.loaded == a.nbytes + c.nbytes + d.nbytes
 
 
-def test_who_will_not_be_kept_leaves_before_others_once_the_run_needs_it_no_more() -> None:
+def test_a_tile_that_will_not_be_kept_leaves_first_once_the_run_no_longer_needs_it() -> None:
     a, b, c = tile("a"), tile("b"), tile("c")
     uses = uses_of(program_of({a: READ}, {b: READ}, {c: READ}))
     for kept in (0, 1):
         assert Walk(uses, 2, 0, 0, {}, kept=[kept]).tiles["stands"][kept]
 
 
-def test_a_tile_that_stands_between_two_runs_is_known_with_its_next_use_and_whether_it_is_newer_here() -> None:
+def test_a_tile_that_stays_between_two_runs_keeps_its_next_use_and_its_dirty_state() -> None:
     program = Program("by hand")
     x, a, b = program.input("x", (1,), "u1"), tile("a"), tile("b")
     walk, uses = walked(program_of({a: READ, x: READ}, {b: UPDATE}, program=program), 3)
@@ -157,7 +157,7 @@ def test_a_tile_that_stands_between_two_runs_is_known_with_its_next_use_and_whet
     assert walk.standing() == {numbers[0]: Stay(0, 0, False), numbers[1]: Stay(1, 1, True)}
 
 
-def test_a_temporary_that_the_host_uses_last_stands_no_more() -> None:
+def test_a_temporary_last_used_by_the_host_is_no_longer_in_memory() -> None:
     program = Program("by hand")
     t = program.tile("t", (1,), "u1")
     walk, _ = walked(program_of({t: WRITE}, ({t: READ}, HOST), {t: READ}, ({t: READ}, HOST), program=program), 1)

@@ -1,4 +1,4 @@
-"""The ledger of turns, on a machine of numbers: one thing at a time, looked at every millisecond."""
+"""The ledger of turns, on a simulated machine: one thing at a time, looked at every millisecond."""
 
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -15,7 +15,7 @@ WEIGHTS = st.floats(0.25, 4)
 
 @dataclass(eq=False)
 class Worker:
-    """A party with jobs: `compute` seconds each, in bursts of `burst` with pauses of `rest` between, and `gap` between jobs."""
+    """A party with jobs of `compute` seconds, in bursts of `burst` with pauses of `rest` between, and `gap` between jobs."""
 
     weight: float = 1.0
     interactive: bool = False
@@ -88,7 +88,7 @@ def workers(interactive):
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.tuples(WEIGHTS, st.booleans()), min_size=2, max_size=5))
-def test_time_follows_weights_whoever_is_interactive(given):
+def test_time_follows_weights_whether_parties_are_interactive_or_not(given):
     machine = Machine(*(Worker(weight, interactive) for weight, interactive in given))
     machine.run(3)
     total = sum(weight for weight, _ in given)
@@ -100,7 +100,7 @@ def test_time_follows_weights_whoever_is_interactive(given):
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(WEIGHTS, min_size=2, max_size=5))
-def test_no_party_that_always_wants_is_further_ahead_than_a_quantum(weights):
+def test_no_party_that_always_wants_a_turn_is_ahead_by_more_than_a_quantum(weights):
     machine = Machine(*map(Worker, weights))
 
     def check():
@@ -112,7 +112,7 @@ def test_no_party_that_always_wants_is_further_ahead_than_a_quantum(weights):
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(workers(st.booleans()), min_size=1, max_size=5))
-def test_somebody_computes_whenever_somebody_could_but_for_what_an_interactive_one_keeps_to_itself(given):
+def test_the_device_idles_only_for_work_that_an_interactive_party_holds_back(given):
     machine = Machine(*given)
 
     def check():
@@ -126,7 +126,7 @@ def test_somebody_computes_whenever_somebody_could_but_for_what_an_interactive_o
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(workers(st.booleans()), min_size=2, max_size=5))
-def test_nobody_waits_for_long(given):
+def test_no_party_waits_for_long(given):
     machine = Machine(*given)
     machine.run(3)
     weights = [worker.weight for worker in given]
@@ -136,7 +136,7 @@ def test_nobody_waits_for_long(given):
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(workers(st.just(False)), min_size=1, max_size=4), st.floats(0.05, 0.3))
-def test_an_interactive_party_has_all_at_once_when_it_begins_unless_its_weight_is_spent(given, before):
+def test_an_interactive_party_gets_everything_when_it_begins_unless_its_weight_is_spent(given, before):
     machine = Machine(*given)
     machine.run(before)
     asked = Worker(interactive=True)
@@ -149,14 +149,14 @@ def test_an_interactive_party_has_all_at_once_when_it_begins_unless_its_weight_i
         assert not ledger.may_copy(worker.party) or not worker.is_in_job
 
 
-def test_a_turn_is_a_quantum_for_what_two_jobs_keep_in_caches():
+def test_a_turn_is_a_quantum_because_of_what_two_jobs_keep_in_caches():
     machine, holders = Machine(Worker(), Worker(2.0)), []
     machine.run(1.5, lambda: holders.append(machine.ledger.holder))
     changes = sum(a is not b for a, b in pairwise(holders))
     assert 2 / 3 * 1.5 / (QUANTUM_S + LOOK) - 2 <= changes <= 2 / 3 * 1.5 / QUANTUM_S + 2
 
 
-def test_among_interactive_parties_one_waits_for_a_quantum_of_the_other():
+def test_interactive_parties_wait_for_a_quantum_of_each_other():
     machine = Machine(Worker(interactive=True, compute=0.02, gap=0.02), Worker(interactive=True, compute=0.02, gap=0.03))
     machine.run(2)
     assert 0 < max(worker.longest for worker in machine.workers) <= QUANTUM_S + 2 * LOOK
@@ -174,8 +174,8 @@ def test_a_spent_interactive_party_takes_turns_and_is_first_again_when_others_ha
 
 
 @pytest.mark.parametrize("in_job", [False, True])
-def test_who_was_idle_has_saved_up_a_quantum_at_most(in_job):
-    """Be it without a job, or in one that waits."""
+def test_an_idle_party_saves_up_a_quantum_at_most(in_job):
+    """The party is idle without a job, or in a job that waits."""
     busy, idle = Worker(), Worker(burst=LOOK, rest=0.5) if in_job else Worker(compute=LOOK, gap=0.5)
     machine = Machine(busy, idle)
     machine.run(0.4)
@@ -185,15 +185,15 @@ def test_who_was_idle_has_saved_up_a_quantum_at_most(in_job):
     assert idle.party.used_s == pytest.approx(0.45, abs=0.02)
 
 
-def test_short_jobs_one_after_the_other_have_as_much_as_one_long_one():
-    """What a party is owed is not forgotten in the moment between two jobs."""
+def test_consecutive_short_jobs_get_as_much_time_as_one_long_job():
+    """A party's claim is not forgotten in the moment between two jobs."""
     machine = Machine(Worker(), Worker(compute=0.007, gap=LOOK / 2))
     machine.run(3)
     long, short = (worker.party.used_s for worker in machine.workers)
     assert short == pytest.approx(long, rel=0.1)
 
 
-def test_what_was_spent_is_forgiven_while_nobody_has_a_job():
+def test_spent_time_is_forgiven_while_nobody_has_a_job():
     asked, training = Worker(interactive=True, compute=0.2, gap=10), Worker(compute=0.01, gap=10)
     machine = Machine(training, asked)
     machine.run(0.3)
@@ -214,7 +214,7 @@ def test_one_party_alone_is_never_held_back_and_what_it_uses_counts():
 
 
 def test_a_holder_that_waits_lets_others_compute_and_has_priority_when_it_goes_on():
-    """As a job does that waits for copies half of its time: it has its half, the other the rest, and nothing is lost."""
+    """A job that waits for copies half of its time gets its half, the other gets the rest, and nothing is lost."""
     machine = Machine(Worker(burst=0.01, rest=0.01), Worker())
     machine.run(2)
     waiting, busy = (worker.party.used_s for worker in machine.workers)
@@ -232,7 +232,7 @@ def test_extreme_weights_are_counted_as_a_million(weight):
     assert used[0] < 2 * QUANTUM_S if weight < 1 else used[1] < 2 * QUANTUM_S
 
 
-def test_the_end_of_a_job_lets_everybody_go_on_until_it_is_decided_anew():
+def test_at_the_end_of_a_job_all_others_go_on_until_the_next_decision():
     ledger, parties, clock = TurnLedger(), [Party(), Party()], count(1)
     for party in parties:
         ledger.begin(party, next(clock))

@@ -1,4 +1,4 @@
-"""A program in numbers: when a tile's bytes are needed next, on which side of a link, and who is dead."""
+"""A program in numbers: when the bytes of a tile are needed next, on which side of a link, and which tiles are dead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.schedule.made import on_host, program_by, rewritten, used, uses_of
 
 
 def program_of(*entries: tuple[dict[Tile, str], str] | dict[Tile, str], program: Program | None = None) -> Program:
-    """Each entry: its operands with their access; on the host if it says so."""
+    """Record a program. Each entry: its operands with their access; on the host if it says so."""
     program = Program("by hand") if program is None else program
     for entry in entries:
         operands, device = entry if isinstance(entry, tuple) else (entry, "device:0")
@@ -27,7 +27,7 @@ def tile(name: str, *, nbytes: int = 1) -> Tile:
     return Tile(name, (nbytes,), np.uint8, persistent=True)
 
 
-def test_what_stands_is_numbered_first_and_sizes_are_whole_multiples_of_the_alignment() -> None:
+def test_persistent_tiles_are_numbered_first_and_sizes_are_multiples_of_the_alignment() -> None:
     program = Program("by hand")
     scratch, given = program.tile("t", (65,), np.uint8), program.input("x", (64,), np.uint8)
     stands = tile("w", nbytes=1)
@@ -37,7 +37,7 @@ def test_what_stands_is_numbered_first_and_sizes_are_whole_multiples_of_the_alig
     assert [uses.tiles[number] for number in uses.inputs] == [given]
 
 
-def test_bytes_that_are_overwritten_next_are_needed_never_and_others_in_the_next_run_too() -> None:
+def test_bytes_to_be_overwritten_are_never_needed_and_others_also_in_the_next_run() -> None:
     a, b = tile("a"), tile("b")
     uses = uses_of(program_of({a: READ, b: WRITE}, {b: READ}, {a: UPDATE}))
     assert [[use.again for use in entry] for entry in used(uses)] == [[2, 1], [NEVER], [3]]
@@ -51,7 +51,7 @@ def test_a_temporary_dies_with_its_last_use_before_it_is_written_again() -> None
     assert [use.dies for (use,) in used(uses)] == [False, True, False, True]
 
 
-def test_over_a_link_bytes_that_the_host_changes_next_are_needed_never_and_without_one_there() -> None:
+def test_over_a_link_bytes_that_the_host_changes_next_are_not_needed_and_without_one_they_are() -> None:
     a = tile("a")
     program = program_of({a: READ}, ({a: READ}, HOST), {a: READ}, ({a: UPDATE}, HOST))
     over = uses_of(program)
@@ -62,7 +62,7 @@ def test_over_a_link_bytes_that_the_host_changes_next_are_needed_never_and_witho
     assert [entry[0].again for entry in used(within)] == [1, 2, 3, 4]
 
 
-def test_without_a_link_a_mark_writes_what_the_host_gives_other_bytes_there() -> None:
+def test_without_a_link_a_mark_writes_the_tiles_that_the_host_changes_there() -> None:
     program = Program("by hand")
     x, y = program.input("x", (1,), np.uint8), program.input("y", (1,), np.uint8)
     program.add(Operation("none", (x, y), "rr"))
@@ -76,7 +76,7 @@ def test_without_a_link_a_mark_writes_what_the_host_gives_other_bytes_there() ->
 
 @settings(max_examples=30, deadline=None)
 @given(st.randoms(use_true_random=False), st.booleans())
-def test_every_operand_is_used_once_and_changed_if_it_is_under_any_name(chance: random.Random, has_link: bool) -> None:
+def test_every_operand_is_used_once_and_changed_if_it_is_changed_under_any_name(chance: random.Random, has_link: bool) -> None:
     program = program_by(chance)
     uses = uses_of(program, has_link=has_link)
     for index, (entry, found) in enumerate(zip(program.entries, used(uses), strict=True)):

@@ -1,4 +1,4 @@
-"""Memories that hold versions of tiles in place of bytes, and what program order means by each entry of a schedule."""
+"""Memories that hold versions of tiles in place of bytes, and the meaning of each entry of a schedule by program order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Place, Schedule,
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
 
-#: The version of bytes that are nobody's.
+#: The version of bytes that belong to nobody.
 GARBAGE = -1
 
 #: A version of a tile at a place, as an entry reads or writes it.
@@ -20,7 +20,7 @@ Version = tuple[Place, Tile, int]
 
 
 class Memory:
-    """By version, what lies in the bytes of each tier. A slot is a range of bytes in a memory of the slots of its size."""
+    """The version of each byte range in each tier. A slot is a range of bytes in a memory of the slots of its size."""
 
     def __init__(self, schedule: Schedule, space: Space) -> None:
         ram = space.top if space.ram is None else space.ram
@@ -52,7 +52,7 @@ class Memory:
 
 
 class Means:
-    """What program order means, in one step after another. newest: the version of each tile so far, another by each write."""
+    """The meaning of program order, step after step. newest: the version of each tile so far; every write makes a new one."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -64,7 +64,7 @@ class Means:
         self.newest[tile] = self._made
 
     def touches(self, entry: Scheduled) -> tuple[list[Version], list[Version]]:
-        """What the entry reads, and what it writes, in its turn."""
+        """Return the versions that the entry reads and writes when its turn comes."""
         if isinstance(entry.what, Tile):
             version = self.newest.get(entry.what, GARBAGE)
             to, source = ((place, entry.what, version) for place in entry.places)
@@ -78,5 +78,5 @@ class Means:
 
 
 def access(entry: Scheduled) -> str:
-    """Of each of its places."""
+    """Return the access to each place of an entry."""
     return entry.what.access if isinstance(entry.what, Operation) else WRITE + READ

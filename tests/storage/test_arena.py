@@ -1,4 +1,4 @@
-"""Slots and how a cap is cut into them."""
+"""Slots, and the division of a cap into them."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_a_tile_takes_the_smallest_slot_that_holds_it():
         arena.pool_for(1025)
 
 
-def test_a_cap_below_the_floor_is_refused_with_the_floor_and_what_needs_it():
+def test_a_cap_below_the_floor_is_refused_with_the_floor_and_the_operation_that_needs_it():
     floor = 3 * 64 + 7 * 1024
     with pytest.raises(BudgetError, match="attention_backward needs 3 slots of 64 B and 7 slots") as caught:
         demand().divide(floor - 1)
@@ -50,7 +50,7 @@ def test_a_division_keeps_to_the_cap_and_above_the_floor(cap):
     assert counts[0][1] <= 100, "small slots beyond the tiles that there are would be lost to the large ones"
 
 
-def test_an_undivided_arena_gains_pools_and_keeps_what_it_has():
+def test_an_undivided_arena_gains_pools_and_keeps_the_old_ones():
     arena = Arena(1 << 17, evictable=False)
     (pool,) = arena.cut(Demand((1024,), (1,), {1024: 9}, "gemm"))
     kept = pool.take(for_load=True)
@@ -112,7 +112,7 @@ def test_a_cap_that_holds_everything_is_not_divided_even_where_tiles_could_leave
     assert arena.divided
 
 
-def test_ram_is_lent_only_while_the_programs_it_was_cut_for_do_not_need_it():
+def test_ram_is_lent_only_while_the_programs_it_was_divided_for_do_not_need_it():
     arena = Arena(100 * 64 + 50 * 1024 + 500, evictable=True)
     arena.cut(demand())
     assert not arena.lend(501)
@@ -127,13 +127,13 @@ def test_rounding_a_demand_joins_sizes_that_become_one():
     assert demand().rounded(64).sizes == (64, 1024)
 
 
-def test_a_size_that_rounding_brings_among_the_small_ones_counts_in_their_floor():
+def test_a_size_that_rounding_makes_small_counts_in_the_floor_of_small_tiles():
     rounded = Demand((2816, 24576), (2, 3), {2800: 4, 3840: 9, 24576: 5}, "gemm").rounded(4096)
     assert rounded.sizes == (4096, 24576)
     assert rounded.floor == (5, 3)
 
 
-def test_a_load_takes_the_slot_that_has_been_free_for_longest_and_a_tile_to_be_overwritten_the_one_freed_last():
+def test_a_load_takes_the_longest_free_slot_and_an_overwrite_the_one_freed_last():
     arena = Arena(None, evictable=True)
     (pool,) = arena.cut(Demand((64,), (1,), {64: 9}, "copy"))
     slots = [pool.take(for_load=True) for _ in range(6)]
@@ -143,7 +143,7 @@ def test_a_load_takes_the_slot_that_has_been_free_for_longest_and_a_tile_to_be_o
     assert [pool.take(for_load=True) for _ in range(5)] == slots[:5]
 
 
-def test_what_was_made_beyond_what_was_promised_is_not_lent():
+def test_slots_made_beyond_the_promise_are_not_lent():
     arena = Arena(640, evictable=True)
     (pool,) = arena.cut(Demand((64,), (1,), {64: 2}, "copy"))
     for _ in range(5):
@@ -153,13 +153,13 @@ def test_what_was_made_beyond_what_was_promised_is_not_lent():
     assert pool.take(for_load=True) is None
 
 
-def test_the_tier_below_has_slots_for_what_comes_down_in_turn_and_the_one_above_has_not():
+def test_only_the_tier_below_has_slots_for_downloads_in_turn():
     both = Demand((64,), (1,), {60: 2, 64: 2}, "adamw", in_turn={60: 3}).rounded(128)
     assert both.exact == {128: 4} and both.resident_nbytes == 4 * 128
     assert both.passing(in_turn=True).exact == {128: 7} and both.passing().exact == {128: 4}
 
 
-def test_of_a_tidy_pool_what_is_overwritten_takes_the_lowest_first_whoever_gave_slots_back_when():
+def test_in_a_tidy_pool_an_overwrite_takes_the_lowest_free_slot():
     arena = Arena(1 << 20, evictable=False)
     (pool,) = arena.cut(Demand((1024,), (1,), {1024: 4}, "adamw"))
     slots = [pool.take(for_load=False) for _ in range(4)]

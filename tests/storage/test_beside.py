@@ -1,6 +1,6 @@
-"""A folder that is replaced is whole at every moment: killed anywhere, it is the old or the new one after recovery.
+"""A replaced folder is whole at every moment: after a kill at any point, recovery gives the old folder or the new one.
 
-A kill is played by making every call that changes the disk fail from the n-th on: a dead process does not clean up.
+A kill is simulated by making every call that changes the disk fail from the n-th on, because a dead process does not clean up.
 One test really kills a process.
 """
 
@@ -43,12 +43,12 @@ def remove_folder(path: Path) -> None:
 
 
 class Killed(OSError):
-    """What a call meets after the process has died."""
+    """The error of a call after the simulated death of the process."""
 
 
 @contextmanager
 def killed_at(call: int) -> Iterator[list[str]]:
-    """From the `call`-th on, every change of the disk fails. Yields the changes that were tried."""
+    """Make every change of the disk fail from the `call`-th on; yield the list of the changes that were tried."""
     tried: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
 
@@ -80,7 +80,7 @@ def fill(folder: Path, text: str) -> None:
 
 
 def content(folder: Path) -> set[str]:
-    """The texts of a whole folder."""
+    """Return the texts of a whole folder."""
     assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "c"]
     return {path.read_text() for path in folder.iterdir()}
 
@@ -90,7 +90,7 @@ def replaced(final: Path, text: str) -> None:
         fill(fresh, text)
 
 
-def test_killed_anywhere_the_old_or_the_new_is_there(tmp_path: Path, exchange: bool) -> None:
+def test_after_a_kill_anywhere_the_old_or_the_new_folder_is_there(tmp_path: Path, exchange: bool) -> None:
     final, seen, call, tried = tmp_path / "runs" / "c", [], 0, ["something"]
     while call <= len(tried):
         call += 1
@@ -112,7 +112,7 @@ def test_killed_anywhere_the_old_or_the_new_is_there(tmp_path: Path, exchange: b
     assert len(seen) > 8
 
 
-def test_there_is_no_moment_without_a_folder_where_names_can_be_exchanged(tmp_path: Path) -> None:
+def test_a_folder_is_there_at_every_moment_if_names_can_be_exchanged(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()
     with Folder.open(tmp_path) as parent:
         if not parent.exchange("one", "other"):
@@ -152,7 +152,7 @@ def test_the_only_whole_copy_is_put_back(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "d"]
 
 
-def test_of_several_old_copies_the_newest_is_put_back(tmp_path: Path) -> None:
+def test_the_newest_of_several_old_copies_is_put_back(tmp_path: Path) -> None:
     for age, name in enumerate((".c.00000001.old", ".c.00000003.old", ".c.00000002.old")):
         (tmp_path / name).mkdir()
         fill(tmp_path / name, name)
@@ -162,7 +162,7 @@ def test_of_several_old_copies_the_newest_is_put_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_other_things_stay(tmp_path: Path) -> None:
+def test_other_files_stay(tmp_path: Path) -> None:
     names = [".c", ".c.new", ".c.01234567.tmp", ".c.0123456789.new", "c.01234567.old"]
     for name in names:
         (tmp_path / name).mkdir()
@@ -171,7 +171,7 @@ def test_other_things_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-def test_what_a_living_process_fills_is_no_litter(tmp_path: Path) -> None:
+def test_a_folder_being_filled_by_a_living_process_is_no_litter(tmp_path: Path) -> None:
     final = tmp_path / "c"
     with replace_folder(final) as one:
         fill(one, "one")
@@ -183,7 +183,7 @@ def test_what_a_living_process_fills_is_no_litter(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_removal_that_is_killed_leaves_no_half(tmp_path: Path) -> None:
+def test_a_killed_removal_leaves_no_half_folder(tmp_path: Path) -> None:
     call, tried = 0, ["something"]
     while call <= len(tried):
         call += 1
@@ -206,7 +206,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert content(tmp_path / "far") == {"new"}
 
 
-def test_who_only_reads_finds_the_whole_copy_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_mere_reader_finds_the_whole_copy_and_changes_nothing(tmp_path: Path) -> None:
     for name, text in ((".c.0123abcd.old", "old"), (".c.0123abce.new", "half"), (".d.00000000.old", "d"), ("e", "e")):
         (tmp_path / name).mkdir()
         fill(tmp_path / name, text)
@@ -256,7 +256,7 @@ for turn in range(10**6):
 
 
 @pytest.mark.parametrize("way", ["exchange", "two renames"])
-def test_a_process_that_is_killed(tmp_path: Path, way: str) -> None:
+def test_a_really_killed_process_leaves_a_whole_folder(tmp_path: Path, way: str) -> None:
     final = tmp_path / "c"
     command = [sys.executable, "-c", PROGRAM, str(final), way]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:

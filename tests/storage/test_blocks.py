@@ -1,4 +1,4 @@
-"""Places in the spill file: exact, apart, under a cap that says what would do."""
+"""Places in the spill file: exact, disjoint, under a cap whose refusal says what would suffice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_blocks_never_overlap_and_a_reservation_is_kept(cap, steps):
     kept=st.sets(st.integers(0, 11)),
     counts=st.dictionaries(SIZES, st.integers(1, 5), min_size=1, max_size=4),
 )
-def test_the_floor_is_exactly_what_would_do(before, kept, counts):
+def test_the_named_floor_is_exactly_what_suffices(before, kept, counts):
     def used(cap):
         blocks = Blocks(cap, UNIT)
         for index, block in enumerate([blocks.take(nbytes, "t") for nbytes in before]):
@@ -85,7 +85,7 @@ def test_sizes_are_rounded_up_to_the_alignment_and_the_cap_down():
         blocks.take(1, "t")
 
 
-def test_a_given_place_goes_on_with_its_guard_and_leaves_its_checksum_to_reads_that_are_on_their_way():
+def test_a_reused_place_keeps_its_guard_and_leaves_its_checksum_to_reads_in_flight():
     blocks = Blocks(UNIT, UNIT)
     block = blocks.take(1, "a")
     block.checksum, block.guard = 7, ("event",)
@@ -96,7 +96,7 @@ def test_a_given_place_goes_on_with_its_guard_and_leaves_its_checksum_to_reads_t
     assert blocks.peak_nbytes == blocks.used_nbytes == blocks.end == UNIT
 
 
-def test_a_full_tier_names_what_needed_how_much_and_the_way_out():
+def test_a_full_tier_names_the_tile_its_bytes_and_the_remedy():
     blocks = Blocks(2 * UNIT, UNIT)
     blocks.take(UNIT, "tile a")
     sentence = r"tile b needs 8.00 KiB of the spill file; 4.00 KiB of 8.00 KiB are free, .*; raise spill_limit"
@@ -105,7 +105,7 @@ def test_a_full_tier_names_what_needed_how_much_and_the_way_out():
     assert caught.value.floor == 3 * UNIT
 
 
-def test_a_reservation_that_cannot_be_kept_says_what_would_do_and_changes_nothing():
+def test_an_impossible_reservation_says_what_would_suffice_and_changes_nothing():
     blocks = Blocks(4 * UNIT, UNIT)
     blocks.take(2 * UNIT, "t")
     sentence = r"spill_limit of 16.00 KiB is below the 20.00 KiB \(20480 bytes\) that is needed: the spill file needs a place"
@@ -123,7 +123,7 @@ def test_sizes_that_round_to_the_same_are_reserved_together():
     assert caught.value.floor == 3 * UNIT
 
 
-def test_other_sizes_are_cut_from_what_was_given_back_before_the_file_grows():
+def test_freed_blocks_are_cut_into_other_sizes_before_the_file_grows():
     blocks = Blocks(None, UNIT)
     taken = [blocks.take(2 * UNIT, "t") for _ in range(4)]
     for block in taken[:3]:
@@ -140,7 +140,7 @@ def test_a_second_reservation_of_the_same_sizes_takes_nothing_more():
     assert blocks.end == 10 * UNIT
 
 
-def test_large_blocks_are_cut_first_so_that_small_ones_do_not_break_the_only_hole_for_them() -> None:
+def test_large_blocks_are_cut_first_so_that_small_ones_do_not_break_their_only_hole() -> None:
     blocks = Blocks(5 * UNIT, UNIT)
     blocks.reserve({UNIT: 5})
     taken = [blocks.take(UNIT, "t") for _ in range(5)]
@@ -157,7 +157,7 @@ def test_large_blocks_are_cut_first_so_that_small_ones_do_not_break_the_only_hol
         st.tuples(st.sampled_from(["take", "give", "cut", "join", "reserve"]), SIZES, st.integers(0, 8)), max_size=60
     )
 )
-def test_spans_lie_apart_from_blocks_and_leave_those_that_were_reserved(steps):
+def test_spans_lie_apart_from_blocks_and_respect_reservations(steps):
     blocks = Blocks(None, UNIT)
     taken: list[Block] = []
     spans: list[Block] = []
@@ -181,7 +181,7 @@ def test_spans_lie_apart_from_blocks_and_leave_those_that_were_reserved(steps):
         assert blocks.used_nbytes == sum(block.nbytes for block in taken + spans)
 
 
-def test_a_span_is_cut_from_no_block_that_reads_may_be_on_their_way_to():
+def test_a_span_is_never_cut_from_a_block_with_reads_in_flight():
     blocks = Blocks(None, UNIT)
     block = blocks.take(UNIT, "t")
     block.guard = ("event",)
@@ -202,7 +202,7 @@ def test_spans_given_back_in_any_order_become_one_hole(order):
     assert behind.offset == 6 * UNIT
 
 
-def test_spans_of_growing_sizes_taken_one_after_another_make_the_file_no_longer_than_the_last():
+def test_growing_spans_taken_in_turn_make_the_file_no_longer_than_the_last():
     blocks = Blocks(7 * UNIT, UNIT)
     for units in range(1, 8):
         blocks.join(blocks.cut(units * UNIT, "s"))

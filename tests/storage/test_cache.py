@@ -1,4 +1,4 @@
-"""A cache never fails and never follows a link; it is bounded, and what was used longest ago goes first."""
+"""A cache never fails and never follows a link; it is bounded, and evicts the least recently used files."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def age(folder: Path, name: str, seconds: int) -> None:
     os.utime(folder / "kept" / name, (seconds, seconds))
 
 
-def test_what_is_kept_is_read_by_another_and_may_be_replaced(tmp_path):
+def test_a_kept_file_is_read_by_another_cache_and_may_be_replaced(tmp_path):
     cache_in(tmp_path).keep("a", b"one")
     cache_in(tmp_path).keep("a", b"two")
     assert cache_in(tmp_path).read("a") == b"two"
@@ -28,12 +28,12 @@ def test_what_is_kept_is_read_by_another_and_may_be_replaced(tmp_path):
     assert names(tmp_path) == ["a.it"]
 
 
-def test_those_used_longest_ago_are_dropped(tmp_path):
+def test_the_least_recently_used_files_are_dropped(tmp_path):
     cache = cache_in(tmp_path)
     for place, key in enumerate("abc"):
         cache.keep(key, b"x")
         age(tmp_path, f"{key}.it", 1000 + place)
-    assert cache.read("a") == b"x"  # used last from here on
+    assert cache.read("a") == b"x"  # from here on the most recently used
     cache.keep("d", b"x")
     assert names(tmp_path) == ["a.it", "c.it", "d.it"]
 
@@ -51,7 +51,7 @@ def test_bytes_are_bounded(tmp_path):
     assert cache.read("b") is None
 
 
-def test_what_a_kill_left_goes_and_what_is_not_the_caches_stays(tmp_path):
+def test_leftovers_of_a_kill_are_removed_and_foreign_files_stay(tmp_path):
     cache = cache_in(tmp_path, most=1)
     cache.keep("a", b"x")
     for name in (".b.it.0a1b2c3d.part", "letter.txt", "it"):
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_is_read(tmp_path, mon
 
 
 @pytest.mark.parametrize("parent", ["nowhere", "file"])
-def test_where_no_folder_can_be_nothing_is_kept(tmp_path, parent):
+def test_nothing_is_kept_where_no_folder_can_be_made(tmp_path, parent):
     (tmp_path / "file").write_bytes(b"")
     cache = cache_in(tmp_path / parent)
     cache.keep("a", b"x")

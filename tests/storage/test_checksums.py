@@ -1,4 +1,4 @@
-"""A changed byte is noticed, by the name of its file; a folder without checksums is taken as it is."""
+"""A changed byte is noticed and its file is named; a folder without checksums is accepted unchecked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4 << 20, (8 << 20) + 5])
-def test_a_checksum_is_that_of_the_whole_file(tmp_path: Path, nbytes: int) -> None:
+def test_a_checksum_covers_the_whole_file(tmp_path: Path, nbytes: int) -> None:
     content = bytes(range(251)) * (nbytes // 251 + 1)
     (tmp_path / "file").write_bytes(content[:nbytes])
     assert checksum(tmp_path / "file") == xxhash.xxh3_64_hexdigest(content[:nbytes])
@@ -37,7 +37,7 @@ def test_whole_files_pass(folder: Path) -> None:
     check_files(folder, NAMES)
 
 
-def test_a_file_that_the_record_does_not_name_is_damage_of_the_record(folder: Path) -> None:
+def test_a_file_missing_from_the_record_is_damage_of_the_record(folder: Path) -> None:
     (folder / "c").write_text("later")
     with pytest.raises(CheckpointError, match=r"checksums.json is damaged: it has no checksum of c"):
         check_files(folder, (*NAMES, "c"))
@@ -59,8 +59,8 @@ def test_a_missing_file_is_named(folder: Path) -> None:
         check_files(folder, NAMES)
 
 
-def test_of_a_file_longer_than_it_can_be_no_byte_is_read(folder: Path) -> None:
-    """A tebibyte would take minutes, and say the same."""
+def test_no_byte_is_read_of_a_file_that_is_too_long(folder: Path) -> None:
+    """Reading a tebibyte would take minutes, with the same result."""
     os.truncate(folder / "b", 1 << 40)
 
     def tick() -> None:
@@ -73,7 +73,7 @@ def test_of_a_file_longer_than_it_can_be_no_byte_is_read(folder: Path) -> None:
     check_files(folder, ["a"], limit=100)
 
 
-def test_what_was_not_saved_with_the_others_is_looked_at_only_if_it_was_saved(folder: Path) -> None:
+def test_a_file_saved_separately_is_checked_only_if_it_was_saved(folder: Path) -> None:
     (folder / "c").write_text("added by hand")
     check_files(folder, ["a"], others=["b", "c"])
     (folder / "b").write_text("changed")
@@ -96,7 +96,7 @@ def test_no_flipped_bit_of_the_record_leaves_a_file_unchecked(folder: Path) -> N
                 check_files(folder, ["a"], others=["b"])
 
 
-def test_a_record_of_before_records_had_a_checksum_is_taken(folder: Path) -> None:
+def test_a_record_older_than_its_own_checksum_is_accepted(folder: Path) -> None:
     write_json(folder / CHECKSUMS, {"algorithm": "xxh3_64", "files": {name: checksum(folder / name) for name in NAMES}})
     check_files(folder, NAMES)
 

@@ -1,4 +1,4 @@
-"""The spill file: nothing left behind, one engine a folder, a sentence for each folder that will not do."""
+"""The spill file: nothing stays behind, one engine for each folder, a sentence for each unusable folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_fresh_file_is_empty_after_its_probe_and_allocate_only_lengthens_it(tm
 
 
 @pytest.mark.parametrize("missing", ["O_TMPFILE", "O_DIRECT", "preadv", "posix_fallocate"])
-def test_it_works_where_the_system_lacks(missing, tmp_path, monkeypatch):
+def test_the_file_works_where_the_system_lacks_a_call(missing, tmp_path, monkeypatch):
     if missing == "O_TMPFILE":
         monkeypatch.setattr(container, "_TMPFILE", 0)
         (tmp_path / container._NAME).write_text("left by a killed process")
@@ -83,7 +83,7 @@ def test_it_works_where_the_system_lacks(missing, tmp_path, monkeypatch):
     file.close()
 
 
-def test_a_file_system_that_knows_no_unnamed_files_gets_a_name_that_goes_at_once(tmp_path, monkeypatch):
+def test_without_unnamed_files_the_file_gets_a_name_that_is_removed_at_once(tmp_path, monkeypatch):
     real = os.open
 
     def without_tmpfile(path, flags, *args, **kwargs):
@@ -123,7 +123,7 @@ def test_a_second_engine_on_the_folder_is_refused_until_the_first_is_closed(tmp_
     ContainerFile(tmp_path).close()
 
 
-def test_a_killed_process_leaves_nothing_behind_and_no_lock(tmp_path):
+def test_a_killed_process_leaves_no_file_and_no_lock(tmp_path):
     code = (
         "import sys, time; from asynctile.storage.container import ContainerFile\n"
         f"file = ContainerFile({str(tmp_path)!r}); file.allocate(1 << 20); print('up', flush=True); time.sleep(60)"
@@ -138,7 +138,7 @@ def test_a_killed_process_leaves_nothing_behind_and_no_lock(tmp_path):
     ContainerFile(tmp_path).close()
 
 
-def test_a_missing_folder_a_file_and_a_folder_that_takes_no_files_are_named(tmp_path):
+def test_a_missing_folder_a_file_and_an_unwritable_folder_are_named(tmp_path):
     before = descriptors()
     (tmp_path / "file").write_text("")
     for folder, sentence in (
@@ -177,7 +177,7 @@ def test_a_disk_that_fails_the_probe_is_refused_and_closed(code, tmp_path, monke
     assert descriptors() == before
 
 
-def test_more_than_the_disk_has_is_refused_before_any_of_it_is_taken(tmp_path):
+def test_a_request_for_more_than_the_disk_has_is_refused_before_any_of_it_is_taken(tmp_path):
     file = ContainerFile(tmp_path)
     with pytest.raises(TierError, match=rf"needs 1024.00 TiB \({1 << 50} bytes\) more .* \(\d+ bytes\) are free.*spill_limit"):
         file.allocate(1 << 50)
@@ -186,7 +186,7 @@ def test_more_than_the_disk_has_is_refused_before_any_of_it_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_an_allocation_that_fails_leaves_the_file_as_it_was(code, tmp_path, monkeypatch):
+def test_a_failed_allocation_leaves_the_file_unchanged(code, tmp_path, monkeypatch):
     file = ContainerFile(tmp_path)
     file.allocate(ALIGNMENT)
     monkeypatch.setattr(os, "posix_fallocate", fail_with(code))

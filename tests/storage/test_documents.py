@@ -1,4 +1,4 @@
-"""Documents from a coroutine: the bytes of the plain functions, a loop that goes on, and work that ends once begun."""
+"""Documents written from a coroutine: the bytes of the plain functions, a loop that goes on, and work that ends once begun."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ async def test_a_document_that_cannot_be_written_leaves_the_old_one(
 
 
 @pytest.mark.parametrize("cancels", [1, 3])
-async def test_cancelled_a_document_is_written_all_the_same(
+async def test_a_document_is_still_written_after_a_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: int
 ) -> None:
-    """And the loop goes on while the disk is slow."""
+    """The loop also goes on while the disk is slow."""
     go, reached, fsync = threading.Event(), asyncio.Event(), os.fsync
     loop = asyncio.get_running_loop()
 
@@ -78,7 +78,7 @@ async def test_cancelled_a_document_is_written_all_the_same(
     assert await load_json(tmp_path / "a.json") == DOCUMENT
 
 
-async def test_an_error_is_told_even_if_cancelled() -> None:
+async def test_an_error_is_raised_even_after_a_cancellation() -> None:
     go = asyncio.Event()
 
     async def broken() -> Any:

@@ -1,4 +1,4 @@
-"""Faults on purpose: each does what its name says, and the spill tier makes of it what the table says."""
+"""Deliberate faults: each does what its name says, and the spill tier reacts as the table says."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_tier_survives_or_reports_each_fault_as_the_table_says(kind, lasting
     tier = opened(folder, faults)
     tier.take(ALIGNMENT, "before")
     blocks = [tier.take(NBYTES, f"t{index}") for index in range(3)]
-    for index, block in enumerate(blocks):  # what is lost or torn leaves other bytes than these
+    for index, block in enumerate(blocks):  # lost or torn bytes leave other bytes than these
         tier.write(block, filled(90 + index), f"t{index}")
     written, errors = tier.written_nbytes, []
     views = [filled(index) for index in range(3)]
@@ -85,7 +85,7 @@ def test_the_tier_survives_or_reports_each_fault_as_the_table_says(kind, lasting
     assert not list(folder.iterdir())
 
 
-def test_a_transient_error_in_every_fourth_transfer_is_survived_for_long(folder):
+def test_transient_errors_in_every_fourth_transfer_are_survived_for_long(folder):
     faults = Faults()
     tier = opened(folder, faults)
     block, view, back = tier.take(NBYTES, "t"), filled(1), aligned_array(NBYTES)
@@ -114,7 +114,7 @@ def test_a_fault_waits_for_the_transfer_it_was_planned_for(tmp_path):
     file.close()
 
 
-def test_two_faults_due_at_once_meet_two_transfers_and_slow_meets_with_any(tmp_path):
+def test_two_faults_due_at_once_hit_two_transfers_and_slow_combines_with_any(tmp_path):
     faults, view = Faults(delay_s=0), aligned_array(ALIGNMENT)
     file = faults.wrap(ContainerFile(tmp_path))
     for kind in ("eio_write", "enospc", "slow"):
@@ -164,7 +164,7 @@ def test_short_transfers_stop_at_the_alignment_of_a_direct_file(folder):
 
 
 class Clock:
-    """Stands for the module `time`; it moves only when somebody sleeps."""
+    """A stand-in for the module `time`, which advances only when somebody sleeps."""
 
     def __init__(self):
         self.now = 0.0
@@ -185,7 +185,7 @@ def test_a_throttled_disk_is_one_link_for_reads_and_writes(tmp_path, monkeypatch
         file.pwritev([view], 0)
         file.preadv([view], 0)
         assert clock.now == pytest.approx(0.02 * count)
-    clock.now += 1.0  # what the disk did not do in its rest, it cannot do later
+    clock.now += 1.0  # work that the disk did not do while idle, it cannot do later
     file.preadv([view], 0)
     assert clock.now == pytest.approx(1.07)
     file.close()

@@ -39,7 +39,7 @@ def test_an_old_folder_is_replaced_as_a_whole(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_failure_leaves_the_old_folder_and_nothing_else(tmp_path, error):
+def test_a_failure_leaves_the_old_folder_and_nothing_else(tmp_path, error):
     final = tmp_path / "checkpoint"
     final.mkdir()
     (final / "old").write_text("old")
@@ -50,7 +50,7 @@ def test_failure_leaves_the_old_folder_and_nothing_else(tmp_path, error):
     assert (final / "old").read_text() == "old"
 
 
-def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+def test_a_failed_rename_puts_the_old_folder_back(tmp_path, monkeypatch):
     final = tmp_path / "checkpoint"
     final.mkdir()
     (final / "old").write_text("old")
@@ -69,14 +69,14 @@ def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
     assert names(final) == ["old"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="is a file"), replace_folder(tmp_path / "file"):
         pass
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_the_folder_is_as_open_as_any_other(tmp_path):
+def test_the_folder_has_the_usual_permissions(tmp_path):
     (tmp_path / "plain").mkdir()
     with replace_folder(tmp_path / "made"):
         pass
@@ -118,7 +118,7 @@ def test_damaged_json_names_the_file(tmp_path, content):
 
 
 @pytest.mark.timeout(10)
-def test_what_is_no_file_of_a_size_names_the_file(tmp_path):
+def test_a_special_or_too_large_file_is_refused_by_name(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(CheckpointError, match=r"cannot read .*pipe\.json: it is a pipe, expected a regular file"):
         read_json(tmp_path / "pipe.json")

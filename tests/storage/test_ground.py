@@ -1,4 +1,4 @@
-"""Ranges of bytes at any offset: they never overlap, and whoever gets bytes waits for all work that was ever put on them."""
+"""Ranges of bytes at any offset: they never overlap, and new users of bytes wait for all earlier work on them."""
 
 from itertools import pairwise
 
@@ -51,7 +51,7 @@ def test_a_range_beyond_the_cap_is_a_fault(offset, nbytes):
     assert arena.counted_nbytes == arena.used_nbytes == 0
 
 
-def test_so_is_one_off_the_alignment():
+def test_a_range_off_the_alignment_is_a_fault():
     with pytest.raises(AssertionError):
         packed().take_at(32, 64)
 
@@ -67,8 +67,8 @@ def test_a_range_waits_for_the_work_on_every_range_that_it_overlaps_and_on_no_ot
     assert arena.take_at(256, 256).guard == ("c", "d")
 
 
-def test_what_a_range_is_guarded_by_may_become_known_after_others_got_its_bytes():
-    """Moves are decided several at a time, and an eviction has its events only when it is carried out."""
+def test_the_guards_of_a_range_may_become_known_after_others_got_its_bytes():
+    """Several moves are decided at a time, and an eviction has its events only when it is carried out."""
     arena = packed()
     old = arena.take_at(0, 256)
     old.pool.give(old, evicted=True)
@@ -81,7 +81,7 @@ def test_what_a_range_is_guarded_by_may_become_known_after_others_got_its_bytes(
     assert (second.guard, third.guard) == ((), ("write back",))
 
 
-def test_a_range_that_is_claimed_again_waits_for_whoever_was_there_meanwhile():
+def test_a_range_that_is_claimed_again_waits_for_its_users_in_between():
     arena = packed()
     old = arena.take_at(0, 256)
     old.pool.give(old, evicted=True)
@@ -93,7 +93,7 @@ def test_a_range_that_is_claimed_again_waits_for_whoever_was_there_meanwhile():
     assert old.guard == ("other",)
 
 
-def test_work_on_the_slots_of_a_divided_arena_is_waited_for_once_it_is_packed():
+def test_a_packed_arena_waits_for_work_on_the_slots_of_its_division():
     arena = divided()
     small, large = arena.pools
     slots = [small.take(for_load=True), large.take(for_load=True), large.take(for_load=True)]
@@ -113,7 +113,7 @@ def test_slots_of_a_divided_arena_lie_side_by_side_on_its_ground():
     assert CAP - 256 < slots[-1].offset + slots[-1].nbytes <= CAP
 
 
-def test_an_arena_is_packed_until_it_is_cut_and_keeps_its_ground_all_along():
+def test_an_arena_is_packed_until_it_is_divided_and_keeps_its_ground():
     demand = Demand((64, 256), (2, 3), {64: 90, 256: 90}, "gemm")
     arena = divided()
     ground = arena.ground
@@ -123,7 +123,7 @@ def test_an_arena_is_packed_until_it_is_cut_and_keeps_its_ground_all_along():
     assert not (arena.fits(demand) or arena.is_cut_for(demand) or arena.holds(demand) or arena.has_room_for(demand))
     assert arena.must_be_empty(demand) and not arena.lend(1) and not arena.make_room(demand)
     assert arena.may_stay_packed(demand) and not arena.may_stay_packed(Demand((64,), (1,), {64: 2}, "copy"))
-    for cap in (CAP // 2, 2 * CAP):  # given up in part, or given back, and not cut anew
+    for cap in (CAP // 2, 2 * CAP):  # given up in part, or given back, and not divided anew
         arena.cap = cap
         assert not arena.may_stay_packed(demand)
     arena.cap = CAP
@@ -137,7 +137,7 @@ def test_an_arena_is_packed_until_it_is_cut_and_keeps_its_ground_all_along():
     assert arena.ground is ground and not arena.may_stay_packed(demand)
 
 
-def test_a_ground_is_given_up_with_the_cap_and_where_everything_fits():
+def test_a_ground_is_given_up_with_the_cap_and_if_everything_fits():
     demand = Demand((64, 256), (2, 3), {64: 90, 256: 90}, "gemm")
     arena = divided()
     old = arena.ground
@@ -150,9 +150,11 @@ def test_a_ground_is_given_up_with_the_cap_and_where_everything_fits():
 
 
 class Model:
-    """Ranges as a tier uses them: moves are decided several at a time, then carried out in order, or from some on taken back.
+    """Ranges as a tier uses them.
 
-    ever: events that were put on each unit of the ground. before: what each event, and each slot in use, comes after.
+    Several moves are decided at a time, then carried out in order, or taken back from some point on.
+
+    ever: events that were ever put on each unit of the ground. before: what each event, and each slot in use, comes after.
     """
 
     def __init__(self):
@@ -204,7 +206,7 @@ class Model:
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_ranges_never_overlap_and_come_after_all_that_was_ever_there(data):
+def test_ranges_never_overlap_and_come_after_all_earlier_users(data):
     model, last = Model(), CAP // 64 - 1
     for _ in range(data.draw(st.integers(1, 40))):
         if model.in_use and data.draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""Headers of safetensors files that lie, have no end, or could not be read back."""
+"""Headers of safetensors files that lie, are endless, or could not be read back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_header_that_lies_is_refused(tmp_path, header):
     {"data_offsets": [0] * 10**5}, {"data_offsets": [0, 10**101]}, {"shape": [float("nan")]},
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["a", "a" * 10**5, "\ud800\0\x1b[31m"])
-def test_a_header_without_end_is_one_short_sentence(tmp_path, entry, name):
+def test_an_endless_header_is_refused_in_one_short_sentence(tmp_path, entry, name):
     text = json.dumps({name: ENTRY | entry}).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
@@ -67,14 +67,14 @@ def test_a_header_is_as_long_as_its_tensors_need(tmp_path):
         tracemalloc.stop()
 
 
-def test_what_could_not_be_read_back_is_not_written(tmp_path):
+def test_a_header_that_could_not_be_read_back_is_not_written(tmp_path):
     tensors = {f"{n}" * 1000: (np.float32, (1,)) for n in range(10_000)}
     with pytest.raises(ValueError, match=r"10000 tensors need a header of \d+ bytes"):
         TensorWriter(tmp_path / "a.safetensors", tensors)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_dtype_from_the_future_hinders_nobody(tmp_path):
+def test_an_unknown_dtype_does_no_harm_to_others(tmp_path):
     text = json.dumps({"a": ENTRY, "b": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [8, 11]}}).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(11))

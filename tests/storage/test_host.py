@@ -1,4 +1,4 @@
-"""RAM for slots: what is let go reads as zeros again, and living views outlive their pool."""
+"""RAM for slots: freed memory reads as zeros again, and living views outlive their pool."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ def test_a_divided_arena_is_one_mapping_on_a_page_for_all_its_pools_and_for_rang
     assert memory.array(arena.take_at(4096 + 64, 64), (64,), np.uint8).ctypes.data == start + 4096 + 64
 
 
-def test_a_slot_that_was_let_go_takes_no_memory_until_it_is_touched_again():
+def test_a_freed_slot_takes_no_memory_until_it_is_touched_again():
     nbytes = 64 << 20
     pool, memory = pool_of(nbytes, 2), HostMemory()
     slots = [pool.take(for_load=False) for _ in range(2)]
@@ -67,7 +67,7 @@ def test_a_slot_that_was_let_go_takes_no_memory_until_it_is_touched_again():
     assert not views[0].any() and views[1].all()
 
 
-# In a process of its own: what other tests let go would be missing from the sum.
+# In a process of its own, because memory freed by other tests would distort the sum.
 ADDRESS_SPACE = """
 import psutil
 from asynctile.storage.arena import Arena
@@ -82,12 +82,12 @@ print(psutil.Process().memory_info().vms - before)
 """
 
 
-def test_a_pool_without_a_limit_takes_address_space_for_what_is_wanted_and_not_for_all_of_ram():
+def test_a_pool_without_a_limit_takes_address_space_for_its_needs_and_not_for_all_of_ram():
     taken = subprocess.run([sys.executable, "-c", ADDRESS_SPACE], capture_output=True, text=True, check=True).stdout
     assert 64 << 20 <= int(taken) < 96 << 20
 
 
-def test_a_slot_of_a_grown_pool_is_let_go_and_its_neighbours_are_not():
+def test_freeing_a_slot_of_a_grown_pool_leaves_its_neighbors():
     arena, memory = Arena(None, evictable=False), HostMemory()
     (pool,) = arena.cut(Demand((8192,), (1,), {8192: 2}, "gemm"))
     memory.map_pool(pool)

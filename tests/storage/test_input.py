@@ -1,4 +1,4 @@
-"""What others may have written is taken for what it is, or refused in a sentence, without waiting and within bounds."""
+"""Input that others may have written: read as it is or refused in a sentence, without waiting and within bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALUES = st.recursive(
 
 
 def is_utf8(text):
-    """Whether it has no half of a surrogate pair."""
+    """Return whether the text has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -35,7 +35,7 @@ def is_utf8(text):
 @given(VALUES, st.booleans())
 @example("\ud800", False)
 @example("\ud800", True)
-def test_json_says_what_it_says_to_python(value, escaped):
+def test_json_is_read_as_python_reads_it(value, escaped):
     text = json.dumps(value, ensure_ascii=escaped)
     if is_utf8(text):
         assert parse_json(text.encode()) == value
@@ -50,7 +50,7 @@ def nested(depth):
     return b"[" * lists + b'{"]}[\\\\\\"{":' * objects + b"1" + b"}" * objects + b"]" * lists
 
 
-def test_depth_is_bounded_whatever_stands_in_strings():
+def test_depth_is_bounded_whatever_strings_contain():
     assert parse_json(nested(DEPTH)) is not None
     with pytest.raises(ValueError, match=f"nested deeper than {DEPTH}"):
         parse_json(nested(DEPTH + 1))
@@ -70,7 +70,7 @@ def test_endless_nesting_is_one_sentence_from_a_deep_stack_too(content):
     deep(sys.getrecursionlimit() // 2)
 
 
-def test_nesting_is_found_across_the_pieces_that_are_looked_at(monkeypatch):
+def test_nesting_is_found_across_the_pieces_of_a_search(monkeypatch):
     for piece in (1, 2, 7, 64):
         monkeypatch.setattr("asynctile.storage.input._PIECE_NBYTES", piece)
         assert parse_json(nested(DEPTH)) is not None
@@ -93,14 +93,14 @@ def test_numbers_are_finite_unless_wanted(number):
     assert not math.isfinite(parse_json(content, finite=False)[0])
 
 
-def test_what_is_no_text_is_refused():
+def test_input_that_is_not_text_is_refused():
     for content in ("{}".encode("utf-16"), b'"\xff"', b'"\xed\xa0\x80"'):
         with pytest.raises(ValueError, match="is not UTF-8"):
             parse_json(content)
 
 
 @pytest.mark.timeout(10)
-def test_only_regular_files_are_opened_and_nothing_waits(tmp_path):
+def test_only_regular_files_are_opened_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
@@ -131,7 +131,7 @@ def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
         read_file(tmp_path / "file", 999)
 
 
-def test_a_file_that_grows_is_bounded_too(tmp_path, monkeypatch):
+def test_reading_a_growing_file_is_bounded_too(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"x" * 1000)
     fstat = os.fstat
     monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((*fstat(fd)[:6], 0, *fstat(fd)[7:])))
@@ -166,13 +166,13 @@ def test_lines_come_with_their_ends_and_a_limit(tmp_path):
 
 @settings(deadline=None)
 @given(st.text() | VALUES)
-def test_what_is_shown_is_short_and_plain(value):
+def test_a_shown_value_is_short_and_plain(value):
     text = shown(value)
     assert len(text) <= SHOWN + len(" ...")
     assert text.isprintable()
     assert "\ud800" not in shown("\ud800\0\x1b[31m")
 
 
-def test_what_is_shown_of_something_large_is_short():
+def test_a_large_value_is_shown_in_short():
     assert len(shown("x" * 10**6)) < 100
     assert len(shown([{"shape": list(range(10**5))}] * 10**5)) < 1000

@@ -1,4 +1,4 @@
-"""In a folder held open nothing is written or removed through a link, and errors name the whole path."""
+"""In a folder that is held open nothing is written or removed through a link, and errors name the whole path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asynctile.storage.inside import Folder
 
 @pytest.fixture
 def far(tmp_path: Path) -> Path:
-    """A folder of somebody else's, to which links lead."""
+    """Another user's folder, to which links lead."""
     far = tmp_path / "far"
     (far / "sub").mkdir(parents=True)
     (far / "file").write_text("precious")
@@ -49,7 +49,7 @@ def test_a_link_is_refused_by_name(near: Path, far: Path, name: str, act: Callab
 
 @pytest.mark.parametrize("act", [write_file, Folder.remove])
 @pytest.mark.parametrize("name", ["file", "sub", "missing"])
-def test_a_name_is_replaced_or_removed_and_not_what_it_leads_to(
+def test_a_link_is_replaced_or_removed_and_not_its_target(
     near: Path, far: Path, name: str, act: Callable[[Folder, str], object]
 ) -> None:
     before = everything(far)
@@ -59,21 +59,21 @@ def test_a_name_is_replaced_or_removed_and_not_what_it_leads_to(
     assert everything(far) == before
 
 
-def test_of_a_tree_that_is_removed_links_are_not_followed(near: Path, far: Path) -> None:
+def test_removing_a_tree_follows_no_links(near: Path, far: Path) -> None:
     before = everything(far)
     with Folder.open(near.parent) as folder:
         folder.remove_tree("near")
     assert not near.exists() and everything(far) == before
 
 
-def test_the_path_that_is_opened_may_be_a_link(near: Path, far: Path) -> None:
+def test_the_opened_path_may_be_a_link(near: Path, far: Path) -> None:
     with Folder.open(near / "sub") as folder:
         folder.write("new", b"mine")
     assert (far / "sub" / "new").read_text() == "mine"
 
 
-def test_a_folder_that_moves_stays_the_same(tmp_path: Path, far: Path) -> None:
-    """What takes its name afterwards, a link too, is not touched."""
+def test_a_moved_folder_stays_the_same(tmp_path: Path, far: Path) -> None:
+    """A file or link that takes its name afterwards is not touched."""
     (tmp_path / "a").mkdir()
     with Folder.open(tmp_path / "a") as folder:
         assert folder.is_in_place()
@@ -97,7 +97,7 @@ def test_errors_name_the_path(tmp_path: Path, act: Callable[[Folder, str], objec
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace", "unlink"])
-def test_a_full_disk_is_said_where_a_link_stands_that_may_be_replaced(
+def test_a_full_disk_is_reported_where_a_link_may_be_replaced(
     near: Path, far: Path, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_where_a_link_stands_that_may_be_replaced(
     assert everything(far) == before and (near / "file").is_symlink()
 
 
-def test_a_write_that_fails_leaves_the_older_file_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_older_file_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""The ledger's decisions: lists of moves, without any I/O."""
+"""The decisions of the ledger: lists of moves, without any I/O."""
 
 import numpy as np
 import pytest
@@ -40,14 +40,14 @@ def ledger(slots, below=None):
 
 
 def stored(book, name):
-    """A persistent tile whose bytes are below."""
+    """Return a persistent tile whose bytes are below."""
     residency = book.of(Tile(name, (16,), np.float32, persistent=True))
     residency.backing, residency.state = book.backing.take(residency), STORED
     return residency
 
 
 def temporary(book, name):
-    """A tile that lives within a run, and has no bytes yet."""
+    """Return a tile that lives within a run and has no bytes yet."""
     return book.of(Tile(name, (16,)))
 
 
@@ -74,7 +74,7 @@ def test_the_tile_used_furthest_away_makes_room():
     assert use(book, [c], "r", [9]) == [(Evict, "a"), (Load, "c")]
 
 
-def test_a_clean_tile_leaves_without_being_written_back_and_a_dirty_one_is_written():
+def test_a_clean_tile_is_evicted_without_a_write_back_and_a_dirty_one_with_one():
     book = ledger(1)
     a, b = stored(book, "a"), stored(book, "b")
     use(book, [a], "r", [9])
@@ -93,7 +93,7 @@ def test_a_tile_that_is_overwritten_is_placed_not_loaded():
     assert use(book, [temporary(book, "t")], "w", [3]) == [(Allocate, "t")]
 
 
-def test_tiles_of_the_same_operation_never_push_each_other_out():
+def test_tiles_of_one_operation_never_evict_each_other():
     book = ledger(3)
     tiles = [stored(book, name) for name in "abc"]
     other = stored(book, "d")
@@ -134,7 +134,7 @@ def test_a_full_tier_below_is_an_error_and_the_moves_decided_before_it_stand():
     assert [tile.name for tile in book.resident] == ["t"]
 
 
-def test_a_device_with_nothing_below_says_that_nothing_can_leave():
+def test_a_device_with_nothing_below_says_that_no_tile_can_be_evicted():
     arena = Arena(NBYTES, evictable=False)
     arena.cut(Demand((NBYTES,), (1,), {NBYTES: 1}, "gemm"))
     book = Ledger(arena, None)
@@ -144,7 +144,7 @@ def test_a_device_with_nothing_below_says_that_nothing_can_leave():
 
 
 def minimal_loads(trace, capacity):
-    """Belady's MIN, the slow way: loads of a sequence of single reads."""
+    """Return the loads of a sequence of single reads by Belady's MIN, computed the slow way."""
     held, loads = set(), 0
     for position, tile in enumerate(trace):
         if tile in held:

@@ -1,4 +1,4 @@
-"""How much memory there is: control groups of both kinds as the kernel shows them, and limits of address space."""
+"""The memory of the machine: control groups of both kinds as the kernel shows them, and limits of address space."""
 
 import resource
 from pathlib import Path
@@ -14,7 +14,7 @@ UNLIMITED = "9223372036854771712"
 
 @pytest.fixture
 def machine(tmp_path):
-    """A process in groups: call it with its lines of /proc/self/cgroup, its mounts, and the files of the groups."""
+    """Return a function that sets up a process in groups: its lines of /proc/self/cgroup, its mounts and its groups' files."""
 
     def make(groups, mounts, files):
         proc = tmp_path / "proc"
@@ -37,7 +37,7 @@ def groups_of(proc):
     return {limit.what: (limit.nbytes, limit.left) for limit in limits.found(proc) if "cgroup" in limit.what}
 
 
-def test_a_group_of_the_unified_hierarchy_leaves_its_limit_less_what_is_used_and_no_file_cache(machine):
+def test_a_unified_group_allows_its_limit_minus_its_use_without_the_file_cache(machine):
     proc = machine(["0::/job"], [("fs", "/", "cgroup2", "rw")], {
         "fs/job/memory.max": 500 * MIB, "fs/job/memory.high": "max\n", "fs/job/memory.current": 300 * MIB,
         "fs/job/memory.stat": f"anon 1\ninactive_file {80 * MIB}\nactive_file {20 * MIB}\n",
@@ -45,7 +45,7 @@ def test_a_group_of_the_unified_hierarchy_leaves_its_limit_less_what_is_used_and
     assert groups_of(proc) == {"memory cgroup /job": (500 * MIB, 300 * MIB)}
 
 
-def test_every_ancestor_counts_with_what_all_below_it_use(machine):
+def test_every_ancestor_counts_with_the_use_of_all_groups_below_it(machine):
     proc = machine(["0::/a/b/c"], [("fs", "/", "cgroup2", "rw")], {
         "fs/a/memory.max": "max\n", "fs/a/memory.high": 900 * MIB, "fs/a/memory.current": 890 * MIB, "fs/a/memory.stat": "",
         "fs/a/b/memory.max": 500 * MIB, "fs/a/b/memory.current": 100 * MIB, "fs/a/b/memory.stat": "",
@@ -55,7 +55,7 @@ def test_every_ancestor_counts_with_what_all_below_it_use(machine):
     assert limits.tightest(proc).what == "memory cgroup /a"
 
 
-def test_a_group_of_the_older_kind_counts_ancestors_that_are_mounted_nowhere(machine):
+def test_a_group_of_the_older_kind_counts_ancestors_that_are_not_mounted(machine):
     stat = f"inactive_file 5\ntotal_inactive_file {30 * MIB}\ntotal_active_file 0\nhierarchical_memory_limit {200 * MIB}\n"
     proc = machine(["8:pids:/x", "4:memory:/docker/1"], [("fs/pids", "/", "cgroup", "rw,pids"),
                                                          ("fs/memory", "/docker/1", "cgroup", "rw,memory")], {
@@ -75,7 +75,7 @@ def test_both_kinds_at_once_and_a_mount_with_a_blank_in_its_name(machine):
 
 
 @pytest.mark.parametrize("path", ["/../../elsewhere", "/not/below", "/"])
-def test_a_path_of_another_namespace_is_taken_for_the_group_that_is_mounted(machine, path):
+def test_a_path_of_another_namespace_is_taken_for_the_mounted_group(machine, path):
     proc = machine([f"0::{path}"], [("fs", "/docker/1" if path != "/" else "/", "cgroup2", "rw")], {
         "fs/memory.max": 64 * MIB, "fs/memory.current": MIB, "fs/memory.stat": "",
     })  # fmt: skip
@@ -91,13 +91,13 @@ def test_a_path_of_another_namespace_is_taken_for_the_group_that_is_mounted(mach
         (["0::/a"], {"fs/a/memory.max": "", "fs/a/memory.current": "what\n", "fs/a/memory.stat": "anon\n\nfile x\n"}),
     ],
 )
-def test_a_machine_without_such_limits_has_its_ram(machine, groups, files):
+def test_a_machine_without_limits_has_its_ram(machine, groups, files):
     proc = machine(groups, [("fs", "/", "cgroup2", "rw")], files)
     assert limits.tightest(proc).is_of_machine
     assert limits.tightest(proc).nbytes == psutil.virtual_memory().total
 
 
-def test_nothing_at_all_to_be_read_is_no_limit():
+def test_unreadable_files_mean_no_limit():
     assert limits.tightest(Path("/nowhere")).is_of_machine
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a packed arena: it does as it is told, and what was decided and not made is taken back whole."""
+"""The ledger of a packed arena: it follows its plan, and decisions that were not carried out are taken back whole."""
 
 from itertools import pairwise
 
@@ -33,13 +33,13 @@ def packed(cap=CAP):
 
 
 def stored(book, name, units=1):
-    """A persistent tile whose bytes are below."""
+    """Return a persistent tile whose bytes are below."""
     residency = book.of(Tile(name, (units * 16,), np.float32, persistent=True))
     residency.backing, residency.state = book.backing.take(residency), STORED
     return residency
 
 
-def test_a_tile_stands_where_it_is_told_to():
+def test_a_tile_goes_where_it_is_told():
     book, moves = packed(), []
     a = stored(book, "a", units=2)
     book.load_at(a, 128, moves)
@@ -51,7 +51,7 @@ def test_a_tile_stands_where_it_is_told_to():
     assert book.arena.used_nbytes == 0 and not book.resident
 
 
-def test_what_an_operation_overwrites_is_put_where_it_is_expected():
+def test_a_tile_to_be_overwritten_goes_where_it_is_expected():
     book, moves = packed(), []
     a, t = stored(book, "a"), book.of(Tile("t", (16,)))
     book.load_at(a, 0, moves)
@@ -67,7 +67,7 @@ def test_what_an_operation_overwrites_is_put_where_it_is_expected():
 
 
 @pytest.mark.parametrize(("access", "expected"), [("w", False), ("r", True), ("u", False)])
-def test_an_operand_that_no_plan_has_a_place_for_is_a_fault_that_names_it_before_anything_moves(access, expected):
+def test_an_operand_without_a_planned_place_is_a_fault_that_names_it_before_anything_moves(access, expected):
     book, moves = packed(), []
     a, t = stored(book, "a"), book.of(Tile("t", (16,)))
     book.expect(t.tile, 128)
@@ -87,7 +87,7 @@ def test_two_tiles_at_one_place_are_a_fault():
     assert b.slot is None and b.state is STORED
 
 
-def test_slots_that_work_was_written_down_for_are_claimed_whoever_stood_there():
+def test_slots_recorded_for_work_are_claimed_whatever_was_there():
     book, moves = packed(), []
     a, b = stored(book, "a", units=2), stored(book, "b", units=2)
     book.load_at(a, 0, moves)
@@ -103,7 +103,7 @@ def test_slots_that_work_was_written_down_for_are_claimed_whoever_stood_there():
 
 
 def free_offsets(book, units):
-    """Where a tile of so many units finds nobody."""
+    """Return the offsets where a tile of that many units finds free space."""
     taken = {residency.slot.offset // 64 + unit for residency in book.resident for unit in range(residency.slot.nbytes // 64)}
     return [64 * start for start in range(UNITS - units + 1) if taken.isdisjoint(range(start, start + units))]
 
@@ -115,7 +115,7 @@ def standing(book, residencies):
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_the_books_balance_after_any_moves_and_as_before_when_they_are_taken_back(data):
+def test_the_books_balance_after_any_moves_and_are_restored_when_these_are_taken_back(data):
     book = packed()
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=2))
     tiles = [stored(book, str(number), units) for number, units in enumerate(sizes)]

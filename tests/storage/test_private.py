@@ -1,4 +1,4 @@
-"""Folders in the user's cache: whoever else could write there, they are not used, and those of long ago go."""
+"""Folders in the user's cache: those that others could write are not used, and old ones are removed."""
 
 import os
 import re
@@ -14,7 +14,7 @@ def mode(path):
     return path.stat().st_mode & 0o7777
 
 
-def test_the_cache_is_where_xdg_says_else_at_home(monkeypatch, tmp_path):
+def test_the_cache_is_where_xdg_says_or_at_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for said, found in ((str(tmp_path / "x"), tmp_path / "x"), ("", tmp_path / ".cache"), ("here", tmp_path / ".cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", said)
@@ -25,7 +25,7 @@ def test_the_cache_is_where_xdg_says_else_at_home(monkeypatch, tmp_path):
     assert user_cache() is None
 
 
-def test_what_is_made_is_its_owners_alone_under_whatever_umask(tmp_path):
+def test_a_new_folder_belongs_to_its_owner_alone_under_any_umask(tmp_path):
     before = os.umask(0)
     try:
         found = private_folder(tmp_path / "cache", "asynctile", "kernels")
@@ -35,7 +35,7 @@ def test_what_is_made_is_its_owners_alone_under_whatever_umask(tmp_path):
     assert [mode(path) for path in (found, found.parent, found.parent.parent)] == [0o700] * 3
 
 
-def test_what_is_there_is_found_and_marked_as_used(tmp_path):
+def test_an_existing_folder_is_found_and_marked_as_used(tmp_path):
     found = private_folder(tmp_path, "one")
     (found / "kept").touch()
     os.utime(found, (0, 0))
@@ -52,31 +52,31 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path, bits):
         found.chmod(0o700)
 
 
-def test_what_others_could_put_another_folder_in_place_of_is_refused(tmp_path):
+def test_a_folder_that_others_could_replace_is_refused(tmp_path):
     above = tmp_path / "above"
     (above / "cache").mkdir(parents=True)
     for folder in (above, above / "cache"):
         folder.chmod(0o777)
         assert private_folder(above / "cache", "asynctile") is None
-        folder.chmod(0o1777)  # only who owns a name renames it there, as in /tmp
+        folder.chmod(0o1777)  # only the owner of a name can rename it there, as in /tmp
         assert private_folder(above / "cache", "asynctile") is not None
         folder.chmod(0o700)
 
 
-def test_what_somebody_else_owns_is_refused(tmp_path, monkeypatch):
+def test_a_folder_of_another_owner_is_refused(tmp_path, monkeypatch):
     assert private_folder(tmp_path, "asynctile") is not None
     monkeypatch.setattr("asynctile.storage.private.os.geteuid", lambda: os.getuid() + 1)
     assert private_folder(tmp_path, "asynctile") is None
 
 
-def test_a_link_in_the_place_of_a_folder_is_refused_and_one_above_is_followed(tmp_path):
+def test_a_link_in_place_of_the_folder_is_refused_and_one_above_is_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "asynctile").symlink_to("elsewhere")
     assert private_folder(tmp_path, "asynctile") is None
     assert private_folder(tmp_path / "asynctile", "kernels") == tmp_path / "elsewhere/kernels"
 
 
-def test_where_none_can_be_made_there_is_none(tmp_path):
+def test_there_is_no_folder_where_none_can_be_made(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "round").symlink_to("round")
     for parent in ("file", "file/below", "missing/below", "round"):
@@ -84,7 +84,7 @@ def test_where_none_can_be_made_there_is_none(tmp_path):
     assert not (tmp_path / "missing").exists()
 
 
-def test_only_what_nobody_has_used_for_long_is_dropped(tmp_path):
+def test_only_folders_unused_for_long_are_dropped(tmp_path):
     names = ("kernels-0", "kernels-1", "others", "kernels-2")
     for name in names[:3]:
         (tmp_path / name / "inner").mkdir(parents=True)
@@ -99,7 +99,7 @@ def test_only_what_nobody_has_used_for_long_is_dropped(tmp_path):
     drop_unused(tmp_path / "missing", re.compile(""))
 
 
-def test_one_at_a_time_is_inside(tmp_path):
+def test_only_one_process_at_a_time_is_inside(tmp_path):
     inside = threading.Event()
 
     def other():
@@ -116,6 +116,6 @@ def test_one_at_a_time_is_inside(tmp_path):
         raise OSError("of the block")
 
 
-def test_where_no_lock_can_be_had_all_are_inside(tmp_path):
+def test_without_a_lock_all_processes_are_inside(tmp_path):
     with alone(tmp_path / "missing"), alone(tmp_path / "missing"):
         pass

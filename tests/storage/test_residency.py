@@ -1,4 +1,4 @@
-"""The states of a tile in a tier: the table of transitions, that nothing else happens, and what is remembered of it."""
+"""The states of a tile in a tier: the table of transitions, refusal of all others, and the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from asynctile.storage.residency import (
 )
 from asynctile.storage.tile import Tile
 
-#: The whole table once more, by state: what may happen to a tile, and what it is then.
+#: The whole table once more, by state: the transitions of a tile, and its state after each.
 TABLE = {
     ABSENT: {ALLOCATE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
     STORED: {LOAD: CLEAN, ALLOCATE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
@@ -51,7 +51,7 @@ def tile_in(state: State) -> Residency:
 
 @pytest.mark.parametrize("transition", TRANSITIONS, ids=lambda one: one.name)
 @pytest.mark.parametrize("state", State)
-def test_what_the_table_has_happens_and_everything_else_is_refused(state, transition):
+def test_transitions_in_the_table_happen_and_all_others_are_refused(state, transition):
     residency, history = tile_in(state), History()
     expected = TABLE[state].get(transition)
     if expected is not None:
@@ -65,7 +65,7 @@ def test_what_the_table_has_happens_and_everything_else_is_refused(state, transi
     assert history.tell() == []
 
 
-def test_a_refusal_tells_what_went_before():
+def test_a_refusal_tells_what_happened_before():
     residency, history = tile_in(STORED), History()
     for transition in (LOAD, WRITE, WRITE_BACK):
         history.change(residency, transition)
@@ -75,7 +75,7 @@ def test_a_refusal_tells_what_went_before():
 
 @given(st.lists(st.sampled_from(TRANSITIONS), max_size=40))
 def test_bytes_are_never_read_from_where_there_are_none(transitions):
-    """A load takes what a write-back, a departure of a copy or the tier below left there."""
+    """A load takes the bytes that a write-back, the eviction of a copy or the tier below has left there."""
     residency, history, below_is_good = tile_in(ABSENT), History(), False
     for transition in transitions:
         before = residency.state
@@ -91,7 +91,7 @@ def test_bytes_are_never_read_from_where_there_are_none(transitions):
             below_is_good = False
 
 
-def test_the_log_is_bounded_and_keeps_the_last():
+def test_the_log_is_bounded_and_keeps_the_last_entries():
     residency, history = tile_in(CLEAN), History()
     for _ in range(REMEMBERED):
         history.change(residency, WRITE)

@@ -19,7 +19,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), (" 64kib ", 64 << 10), (".5KiB", 512), ("1.1GB", 1_100_000_000),
     ("4096", 4096), ("0", 0), ("7 B", 7), (12, 12), (np.int64(5), 5), ("0.3B", 0),
 ])  # fmt: skip
-def test_reads_ints_and_text_with_units(text, nbytes):
+def test_integers_and_text_with_units_are_read(text, nbytes):
     assert parse_size(text) == nbytes
     assert type(parse_size(text)) is int
 
@@ -50,10 +50,10 @@ def test_anything_else_is_refused_in_one_line_that_names_it(size):
     (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1536 << 20, "1.50 GiB"), (1048575, "1.00 MiB"),
     (5 << 40, "5.00 TiB"), (9999 << 40, "9999.00 TiB"), (-2048, "-2.00 KiB"),
 ])  # fmt: skip
-def test_writes_the_largest_binary_unit(nbytes, text):
+def test_a_size_is_written_in_the_largest_binary_unit(nbytes, text):
     assert format_size(nbytes) == text
 
 
 @given(st.integers(0, 1 << 60))
-def test_what_is_written_reads_back_within_a_percent(nbytes):
+def test_a_written_size_reads_back_within_a_percent(nbytes):
     assert abs(parse_size(format_size(nbytes)) - nbytes) <= nbytes / 100

@@ -1,4 +1,4 @@
-"""The memory of a pool that grows: as much as is expected, then a little at a time, and nothing ever moves."""
+"""The memory of a growing pool: as much as is expected at first, then a little at a time, and no slot ever moves."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def slabs_of(pool, most=None):
     return Slabs(pool, take, most), taken
 
 
-def test_what_is_expected_is_one_slab_and_what_comes_beyond_it_small_ones():
+def test_the_expected_slots_are_one_slab_and_further_ones_come_in_small_slabs():
     pool = pool_of(1 << 20, 5)
     slabs, taken = slabs_of(pool)
     slabs.prepare()
@@ -39,7 +39,7 @@ def test_what_is_expected_is_one_slab_and_what_comes_beyond_it_small_ones():
     assert taken == [5 << 20, SLAB_NBYTES]
 
 
-def test_a_pool_of_which_more_is_expected_takes_only_the_rest():
+def test_a_pool_with_a_new_expectation_takes_only_the_rest():
     pool = pool_of(1 << 20, 5)
     slabs, taken = slabs_of(pool)
     slabs.prepare()

@@ -1,6 +1,6 @@
-"""The spill tier: tiles come back as they were written, or an error says which tile, where, and what helps.
+"""The spill tier: tiles come back as they were written, or an error names the tile, the place, and the remedy.
 
-Long because one scripted file answers for the disk in transfers, failures and closing alike.
+Long because one scripted file stands in for the disk in transfers, failures and closing alike.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def filled(seed: int, nbytes: int = NBYTES) -> np.ndarray:
 
 
 class Scripted:
-    """A RawFile that answers each transfer with the next of `answers`: an errno, a number of bytes to move, or None: all."""
+    """A RawFile that answers each transfer with the next of `answers`: an errno, a number of bytes to move, or None for all."""
 
     def __init__(self, file, answers):
         self.path, self.direct, self.file, self.answers, self.asked = file.path, file.direct, file, answers, []
@@ -122,7 +122,7 @@ def test_eight_threads_on_blocks_of_their_own_do_not_meet(tier):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY])
-def test_an_error_that_passes_is_survived_and_counted(code, tmp_path, monkeypatch):
+def test_a_transient_error_is_survived_and_counted(code, tmp_path, monkeypatch):
     monkeypatch.setattr(spill, "_PAUSES_S", (0, 0, 0))
     errors = [OSError(code, os.strerror(code)) for _ in range(6)]
     tier, _ = scripted(tmp_path, errors[:3] + [None] + errors[3:])
@@ -135,7 +135,7 @@ def test_an_error_that_passes_is_survived_and_counted(code, tmp_path, monkeypatc
     tier.close()
 
 
-def test_an_error_that_stays_is_raised_after_three_more_tries_and_not_counted(tmp_path, monkeypatch):
+def test_a_lasting_error_is_raised_after_three_more_tries_and_not_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(spill, "_PAUSES_S", (0, 0, 0))
     tier, file = scripted(tmp_path, [OSError(errno.EIO, os.strerror(errno.EIO)) for _ in range(9)])
     tier.take(NBYTES, "before")
@@ -162,7 +162,7 @@ def test_any_other_error_is_raised_at_once(verb, code, tmp_path):
     tier.close()
 
 
-def test_short_transfers_go_on_where_they_stopped_and_stay_aligned(tmp_path):
+def test_short_transfers_continue_where_they_stopped_and_stay_aligned(tmp_path):
     tier, file = scripted(tmp_path, [ALIGNMENT, 2 * ALIGNMENT, None, ALIGNMENT + 512, None])
     block, view, back = tier.take(NBYTES, "t"), filled(1), aligned_array(NBYTES)
     tier.write(block, view, "t")
@@ -174,7 +174,7 @@ def test_short_transfers_go_on_where_they_stopped_and_stay_aligned(tmp_path):
     tier.close()
 
 
-def test_a_file_truncated_under_the_tier_is_told_from_a_bad_disk(tmp_path):
+def test_a_file_truncated_under_the_tier_is_distinguished_from_a_bad_disk(tmp_path):
     tier, file = scripted(tmp_path, [])
     block = tier.take(NBYTES, "t")
     tier.write(block, filled(1), "t")
@@ -200,7 +200,7 @@ def test_a_block_that_was_never_written_whole_cannot_be_read(tmp_path):
     assert other.offset == block.offset
     with pytest.raises(TierError, match=r"tile u: .*no complete write is stored there"):
         tier.read(other, view, "u")
-    tier.read(block, view, "t")  # began before the block was given, and is behind nothing
+    tier.read(block, view, "t")  # began before the block was given out, and comes after nothing
     tier.close()
 
 
@@ -232,7 +232,7 @@ def test_disk_space_is_there_before_the_first_write(limit, tmp_path):
     tier.close()
 
 
-def test_a_limit_that_is_too_small_and_one_beyond_the_disk_are_different_errors(tmp_path):
+def test_a_limit_too_small_and_a_limit_beyond_the_disk_are_different_errors(tmp_path):
     tier = SpillTier(tmp_path, limit=NBYTES)
     tier.open()
     with pytest.raises(BudgetError, match="raise spill_limit") as caught:
@@ -274,7 +274,7 @@ def test_a_second_tier_on_the_folder_is_refused(tier):
 
 
 class Held(Scripted):
-    """Its write waits for `go_on`; seen: what was done with it, in order."""
+    """A file whose write waits for `go_on`. seen: the calls on it, in order."""
 
     def __init__(self, file):
         super().__init__(file, [])
@@ -303,7 +303,7 @@ def writing(tmp_path):
     return tier, files[0], writer
 
 
-def test_closing_waits_for_the_transfer_that_is_running(writing):
+def test_closing_waits_for_the_running_transfer(writing):
     tier, file, writer = writing
     wait_for = tier._lock.wait_for
     tier._lock.wait_for = lambda *args: (file.go_on.set(), wait_for(*args))[1]
@@ -313,7 +313,7 @@ def test_closing_waits_for_the_transfer_that_is_running(writing):
     assert tier.written_nbytes == NBYTES
 
 
-def test_a_file_that_was_left_to_a_transfer_that_hangs_is_closed_at_its_end(writing):
+def test_a_file_left_to_a_hanging_transfer_is_closed_at_its_end(writing):
     tier, file, writer = writing
     tier.close(patience_s=0)
     assert file.seen == []
@@ -362,7 +362,7 @@ def test_closing_ends_the_pause_between_two_tries(part, tmp_path, monkeypatch):
     assert "which is closed" in str(raised[0])
 
 
-def test_regions_given_back_leave_their_part_of_the_file_to_one_of_any_size(tmp_path):
+def test_freed_regions_leave_their_part_of_the_file_to_regions_of_any_size(tmp_path):
     tier, file = scripted(tmp_path, [], None)
     for pages in range(1, 8):
         region = SpillRegion(tier, pages * ALIGNMENT)
@@ -407,7 +407,7 @@ def test_a_view_that_the_disk_would_refuse_is_a_wrong_argument(view, tier):
             call(block, view, "t")
 
 
-def test_wrap_that_fails_leaves_the_folder_free(tmp_path):
+def test_a_failing_wrap_leaves_the_folder_free(tmp_path):
     def wrap(_file):
         raise RuntimeError("no")
 

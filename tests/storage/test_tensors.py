@@ -1,4 +1,4 @@
-"""Safetensors files, piece by piece, against the safetensors library both ways. Headers are test_header.py."""
+"""Safetensors files, piece by piece, against the safetensors library in both directions. test_header.py tests headers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slices(draw, n):
     return slice(start, draw(st.integers(start, n)))
 
 
-def test_the_library_reads_what_is_written(tmp_path):
+def test_the_library_reads_a_written_file(tmp_path):
     write(tmp_path / "a.safetensors", EXAMPLE, {"format": "pt", "note": "žluť"})
     found = load_file(tmp_path / "a.safetensors")
     assert found.keys() == EXAMPLE.keys()
@@ -52,7 +52,7 @@ def test_the_library_reads_what_is_written(tmp_path):
     assert os.listdir(tmp_path) == ["a.safetensors"]
 
 
-def test_what_the_library_writes_is_read(tmp_path):
+def test_a_file_of_the_library_is_read(tmp_path):
     mask = np.ones((1, 1, 3, 3), bool)
     save_file(EXAMPLE | {"h.0.attn.bias": mask}, tmp_path / "a.safetensors", {"format": "pt"})
     with TensorReader(tmp_path / "a.safetensors") as reader:
@@ -109,7 +109,7 @@ def test_any_rectangle_is_read_and_written_in_place(tmp_path_factory, data):
         np.testing.assert_array_equal(reader.read("a", index), piece)
 
 
-def test_arrays_in_any_order_of_memory_are_written(tmp_path):
+def test_arrays_in_any_memory_order_are_written(tmp_path):
     array = np.arange(24, dtype=np.float32).reshape(4, 6)
     with TensorWriter(tmp_path / "a", {"a": (np.float32, (6, 4))}) as writer:
         writer.write("a", (slice(0, 3),), array.T[:3])
@@ -131,7 +131,7 @@ def test_many_threads_write_and_read_pieces(tmp_path):
             np.testing.assert_array_equal(piece, array[tile])
 
 
-def test_memory_is_that_of_a_piece(tmp_path):
+def test_writing_and_reading_take_the_memory_of_one_piece(tmp_path):
     shape, tile = (2048, 1024), 128  # 8 MiB in pieces of 64 KiB
     piece = np.ones((tile, tile), np.float32)
     tiles = [
@@ -166,11 +166,11 @@ def test_a_file_with_a_piece_missing_is_refused_and_removed(tmp_path):
     writer.write("b", (), np.zeros(2))
     with pytest.raises(ValueError, match=r"missing: a \(4 bytes\)"):
         writer.close()
-    writer.close()  # a second close is nothing
+    writer.close()  # a second close does nothing
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_without_room_is_told_before_any_work(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_any_work(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
@@ -261,7 +261,7 @@ def test_a_file_cut_anywhere_is_refused_with_its_bytes(tmp_path):
         TensorReader(path)
 
 
-def test_a_file_that_shrinks_while_open_is_told(tmp_path):
+def test_a_file_that_shrinks_while_open_is_reported(tmp_path):
     path = tmp_path / "a.safetensors"
     write(path, {"a": np.ones(3000, np.float32)})
     with TensorReader(path) as reader:
@@ -280,7 +280,7 @@ def test_an_index_names_no_more_files_than_there_are_tensors(tmp_path):
 
 
 @pytest.mark.timeout(10)
-def test_a_pipe_in_the_place_of_tensors_is_refused_at_once(tmp_path):
+def test_a_pipe_in_place_of_tensors_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors: it is a pipe"):

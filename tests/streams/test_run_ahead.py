@@ -1,4 +1,4 @@
-"""How far the host runs ahead of a GPU. That it waits at all, and the watchdog: tests/test_engine.py, test_failures.py."""
+"""How far the host runs ahead of a GPU. tests/test_engine.py and test_failures.py test that it waits, and the watchdog."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from tests.settle import settle, until
 
 
 async def issued_ahead(engine: Engine, share, expected: int) -> int:
-    """How many operations a job on `share` issues while the device is busy with the first."""
+    """Return the number of operations that a job on `share` issues while the device is busy with the first."""
     tile, gate, issued = Tile("t", (16,), "float32"), threading.Event(), 0
     await runtime_of(share).reserve(demand_of([], [tile]))
     device = device_of(engine)
@@ -40,7 +40,7 @@ async def issued_ahead(engine: Engine, share, expected: int) -> int:
 
 
 @pytest.mark.usefixtures("soft_gpu")
-async def test_the_host_is_as_far_ahead_of_a_gpu_as_its_pauses_need_and_less_where_a_share_may_want_the_next_turn():
+async def test_the_host_runs_as_far_ahead_of_a_gpu_as_needed_and_less_beside_another_share():
     assert FINE.run_ahead < COARSE.run_ahead
     async with asyncio.timeout(100), Engine("cuda:0", device_memory="64MiB", host_memory="64MiB") as engine:
         alone = await issued_ahead(engine, engine, COARSE.run_ahead)

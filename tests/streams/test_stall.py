@@ -1,4 +1,4 @@
-"""A stall in words: who is held back by a shut gate, and who waits for that."""
+"""The words of a stall: the work held back by a shut gate, and the work that waits for it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def stream() -> Iterator[Stream]:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """That of what a test enqueues from here on."""
+    """The gate of everything that a test enqueues from here on."""
     made, before = Gate(), GATE.get()
     GATE.set(made)
     yield made
     GATE.set(before)
 
 
-async def test_work_that_is_kept_back_is_named_with_who_waits_for_it(stream: Stream, gate: Gate) -> None:
+async def test_held_back_work_is_named_with_its_waiters(stream: Stream, gate: Gate) -> None:
     gate.set(CLOSED)
     load = stream.enqueue((), int, (), is_copy=True, what=A)
     event = stream.enqueue((load,), int, (), what=copy(A, B))
@@ -47,7 +47,7 @@ async def test_work_that_is_kept_back_is_named_with_who_waits_for_it(stream: Str
     assert "nothing waits" in describe([stream], 5)
 
 
-async def test_work_that_closing_lets_begin_is_named_no_more(stream: Stream, gate: Gate) -> None:
+async def test_work_that_closing_releases_is_no_longer_named(stream: Stream, gate: Gate) -> None:
     gate.set(CLOSED)
     stream.enqueue((), int, (), what=fill(A, 0.0))
     await until(lambda: stream.waiting)

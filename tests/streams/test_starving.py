@@ -1,4 +1,4 @@
-"""Stalls as a stream of worker threads tells them: who waited, for which copy, and what that waited for."""
+"""Stalls as a stream of worker threads reports them: the waiting operation, its copy, and the wait of that copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USES_A, USES_B = copy(A, C), fill(B, 1.0)
 
 
 class Bench:
-    """A compute stream and two that copy, traced; copies end when `let` says so."""
+    """A compute stream and two copy streams, traced; copies end when `let` releases them."""
 
     def __init__(self) -> None:
         lock, self.trace = threading.Lock(), Recorder()
@@ -43,13 +43,13 @@ class Bench:
         return self.compute.enqueue(waits, work, (), what=operation)
 
     def let(self, name: str) -> None:
-        """A copy goes on, once it has begun and there is nothing to compute."""
+        """Let a copy end, once it has begun and there is nothing to compute."""
         assert self.begun[name].wait(20)
         self.rests()
         self.gates.pop(name).set()
 
     def rests(self) -> None:
-        """Until the thread that computes has nothing to do."""
+        """Wait until the compute thread has nothing to do."""
         while not self.compute._idle:
             os.sched_yield()
 
@@ -73,7 +73,7 @@ def bench() -> Iterator[Bench]:
         stream.close()
 
 
-def test_an_operation_that_waits_for_an_upload_stalls_from_then_until_that_is_over(bench: Bench) -> None:
+def test_an_operation_that_waits_for_an_upload_stalls_until_the_upload_is_over(bench: Bench) -> None:
     load = bench.copy(bench.upload, A, "load")
     event = bench.run(USES_A, load)
     bench.let("load")
@@ -86,17 +86,17 @@ def test_an_operation_that_waits_for_an_upload_stalls_from_then_until_that_is_ov
     assert stall.idle_s == stall.ended - stall.began > 0
 
 
-def test_the_stalls_of_one_thread_add_up_to_the_seconds_that_are_counted(bench: Bench) -> None:
+def test_the_stalls_of_one_thread_add_up_to_the_counted_seconds(bench: Bench) -> None:
     for tile, operation in ((A, USES_A), (B, USES_B), (A, USES_A)):
         event = bench.run(operation, bench.copy(bench.upload, tile, tile.name))
         bench.let(tile.name)
         event.wait()
     assert [stall.copy.what for stall in bench.stalls()] == [A, B, A]
-    # what is counted besides is how long the thread took to wake up
+    # the rest of the counted time is what the thread took to wake up
     assert 0 < sum(stall.idle_s for stall in bench.stalls()) <= bench.compute.waiting_s
 
 
-def test_an_upload_says_that_it_waited_for_the_read_of_its_tile(bench: Bench) -> None:
+def test_a_stalled_upload_names_the_read_of_its_tile_that_it_waited_for(bench: Bench) -> None:
     read = bench.copy(bench.spill, A, "read")
     load = bench.copy(bench.upload, A, "load", read)
     event = bench.run(USES_A, load)
@@ -108,7 +108,7 @@ def test_an_upload_says_that_it_waited_for_the_read_of_its_tile(bench: Bench) ->
     assert stall.began <= stall.copy.ready <= stall.copy.began
 
 
-def test_a_stall_that_other_work_ends_is_of_the_oldest_that_waits_and_says_how_far_its_copy_is(bench: Bench) -> None:
+def test_a_stall_ended_by_other_work_names_the_oldest_waiter_and_its_copys_progress(bench: Bench) -> None:
     read = bench.copy(bench.spill, A, "read")
     load = bench.copy(bench.upload, A, "load", read)
     first, second = bench.run(USES_A, load), bench.run(USES_B, bench.copy(bench.upload, B, "other"))
@@ -129,7 +129,7 @@ def test_a_stall_that_other_work_ends_is_of_the_oldest_that_waits_and_says_how_f
     assert [stall.operation for stall in bench.stalls()] == [USES_A, USES_A, USES_B, USES_A]
 
 
-def test_a_copy_under_way_when_other_work_ends_the_stall_is_told_as_such(bench: Bench) -> None:
+def test_a_copy_in_flight_when_other_work_ends_the_stall_is_reported_as_in_flight(bench: Bench) -> None:
     event = bench.run(USES_A, bench.copy(bench.upload, A, "load"))
     assert bench.begun["load"].wait(20)
     bench.rests()
@@ -140,7 +140,7 @@ def test_a_copy_under_way_when_other_work_ends_the_stall_is_told_as_such(bench: 
     event.wait()
 
 
-def test_nothing_stalls_for_what_waits_for_an_operation(bench: Bench) -> None:
+def test_waiting_for_an_operation_is_no_stall(bench: Bench) -> None:
     go = threading.Event()
     first = bench.run(fill(C, 0.0), work=lambda: go.wait(20))
     second = bench.run(USES_A, first)
@@ -149,7 +149,7 @@ def test_nothing_stalls_for_what_waits_for_an_operation(bench: Bench) -> None:
     assert bench.stalls() == []
 
 
-def test_a_stream_that_nobody_traces_keeps_nothing_of_its_work(bench: Bench) -> None:
+def test_an_untraced_stream_keeps_nothing_of_its_work(bench: Bench) -> None:
     for stream in bench.streams:
         stream.trace = None
     event = bench.run(USES_A, bench.copy(bench.upload, A, "load"))

@@ -21,7 +21,7 @@ def streams():
         stream.close()
 
 
-async def test_work_runs_in_the_order_in_which_it_was_enqueued(streams):
+async def test_work_runs_in_the_order_of_enqueuing(streams):
     seen = []
     for index in range(100):
         event = streams[0].enqueue((), seen.append, (index,))
@@ -41,7 +41,7 @@ async def test_a_stream_waits_for_an_event_of_another(streams):
     assert seen == ["second"]
 
 
-async def test_an_error_travels_to_everything_that_waits_for_it_and_no_further(streams):
+async def test_an_error_reaches_all_work_that_waits_for_it_and_no_other(streams):
     seen = []
 
     def fail():
@@ -62,7 +62,7 @@ async def test_settling_does_not_raise(streams):
     assert isinstance(failed.error, ValueError)
 
 
-async def test_an_event_that_lands_while_nobody_listens_any_more_is_harmless(streams):
+async def test_an_event_that_lands_without_a_listener_is_harmless(streams):
     gate = threading.Event()
     event = streams[0].enqueue((), gate.wait, ())
     waiter = asyncio.create_task(event.landed())
@@ -90,7 +90,7 @@ async def test_only_waits_for_copies_count_as_stall(streams):
     assert streams[1].waiting_s > 0.0
 
 
-async def test_what_is_ready_does_not_wait_behind_what_is_not(streams):
+async def test_ready_work_does_not_wait_behind_work_that_is_not(streams):
     gate, seen = threading.Event(), []
     held = streams[0].enqueue((), gate.wait, ())
     late = streams[1].enqueue((held,), seen.append, ("late",))
@@ -116,7 +116,7 @@ def test_waiting_for_an_event_that_is_done_returns_at_once(streams):
     event.wait()
 
 
-def test_closing_runs_what_is_enqueued():
+def test_closing_runs_enqueued_work():
     stream, seen = Stream("c", threading.Lock()), []
     stream.start()
     for index in range(50):
@@ -143,7 +143,7 @@ def test_a_thread_that_closing_does_not_wait_for_is_named_in_the_log(caplog):
     assert said == [("asynctile.streams.stream", "WARNING", text)]
 
 
-async def test_time_in_which_nobody_asked_for_anything_is_no_stall(streams):
+async def test_idle_time_is_no_stall(streams):
     gate = threading.Event()
     copy = streams[0].enqueue((), gate.wait, (), is_copy=True)
     after = streams[1].enqueue((copy,), int, ())
@@ -155,7 +155,7 @@ async def test_time_in_which_nobody_asked_for_anything_is_no_stall(streams):
     assert streams[1].waiting_s == before
 
 
-async def test_work_that_only_comes_after_another_runs_although_that_failed(streams):
+async def test_work_that_only_comes_after_other_work_runs_even_if_that_failed(streams):
     gate, seen = threading.Event(), []
 
     def fails():
@@ -175,14 +175,14 @@ async def test_work_that_only_comes_after_another_runs_although_that_failed(stre
 
 @pytest.fixture
 def gate():
-    """That of what a test enqueues from here on."""
+    """The gate of everything that a test enqueues from here on."""
     made, before = Gate(), GATE.get()
     GATE.set(made)
     yield made
     GATE.set(before)
 
 
-async def test_work_behind_a_shut_gate_waits_and_what_is_not_behind_it_goes_on(streams, gate):
+async def test_work_behind_a_shut_gate_waits_and_other_work_goes_on(streams, gate):
     seen = []
     gate.set(CLOSED)
     events = [streams[0].enqueue((), seen.append, (index,)) for index in range(5)]
@@ -211,7 +211,7 @@ async def test_copies_pass_a_gate_that_is_open_for_them(streams, gate):
     await operation.landed()
 
 
-async def test_what_becomes_ready_behind_a_shut_gate_waits_too(streams, gate):
+async def test_work_that_becomes_ready_behind_a_shut_gate_waits_too(streams, gate):
     held, seen = threading.Event(), []
     first = streams[0].enqueue((), held.wait, ())
     second = streams[1].enqueue((first,), seen.append, ("second",))
@@ -228,7 +228,7 @@ async def test_what_becomes_ready_behind_a_shut_gate_waits_too(streams, gate):
     await second.landed()
 
 
-async def test_closing_runs_what_waits_behind_a_shut_gate(streams, gate):
+async def test_closing_runs_work_behind_a_shut_gate(streams, gate):
     seen = []
     gate.set(CLOSED)
     first = streams[0].enqueue((), seen.append, (1,))
@@ -278,7 +278,7 @@ async def test_waiting_for_a_turn_is_not_waiting_for_a_copy(streams, gate):
     assert streams[0].waiting_s - before >= 0.01
 
 
-async def test_a_gate_that_opens_lets_everybody_go_on_but_who_was_cancelled():
+async def test_an_opening_gate_lets_all_waiters_go_on_except_cancelled_ones():
     gate = Gate()
     gate.set(COPIES)
     waiting = [asyncio.ensure_future(gate.opened()) for _ in range(3)]
@@ -290,7 +290,7 @@ async def test_a_gate_that_opens_lets_everybody_go_on_but_who_was_cancelled():
     await turns()
     assert not waiting[0].done()
     gate.set(OPEN)
-    gate.set(CLOSED)  # whoever is told looks again
+    gate.set(CLOSED)  # every waiter that is told looks again
     await turns()
     assert not waiting[0].done() and gate.is_awaited
     gate.set(OPEN)

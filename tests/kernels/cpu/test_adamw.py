@@ -18,7 +18,7 @@ HYPER = np.array([0.37, 0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 3e-5, 3e-4 / (1 - 0.9*
 
 @pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (3, 17), (129, 100)])
 @pytest.mark.parametrize("decay", [False, True])
-def test_bits(shape, decay):
+def test_the_update_has_the_bits_of_numpy(shape, decay):
     hyper, number = HYPER.astype(np.float32), np.full(1, np.nan)
     w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
     g.reshape(-1)[0] = 0.0
@@ -35,7 +35,7 @@ def test_bits(shape, decay):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (129, 100)])
 @pytest.mark.parametrize("decay", [False, True])
 def test_the_update_with_a_copy_has_the_same_bits(shape, decay):
-    """Also where weights overflow: bf16 has infinities and NaN of its own."""
+    """This holds where weights overflow too: bf16 has its own infinities and NaN."""
     hyper = HYPER.astype(np.float32)
     w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
     w.reshape(-1)[-1], g.reshape(-1)[0] = np.float32(3.4e38), np.nan
@@ -54,7 +54,7 @@ def test_the_update_with_a_copy_has_the_same_bits(shape, decay):
 
 
 def test_copies_are_rounded_to_even_from_the_middle():
-    """A step of length zero changes no weight: what is rounded is known to the bit."""
+    """A step of length zero changes no weight, so the rounded values are known to the bit."""
     hyper, zeros = HYPER.astype(np.float32), np.zeros((64, 100), np.float32)
     hyper[6] = 0.0
     upper = np.random.default_rng(1).integers(0, 0x7F00, zeros.size).astype(np.uint32)
@@ -67,7 +67,7 @@ def test_copies_are_rounded_to_even_from_the_middle():
 @pytest.mark.parametrize("shape", [(1,), (7,), (63,), (4999,), (3, 17), (31, 33), (129, 100)])
 @pytest.mark.parametrize("seed", range(5))
 def test_both_kernels_report_the_same_bits(shape, seed):
-    """Which of them a step takes its norm from depends on where the update runs."""
+    """A step takes its norm from one or the other, depending on where the update runs."""
     g, one, other = random(seed, *shape) * np.exp(3 * random(seed + 50, *shape)), np.full(1, np.nan), np.full(1, np.nan)
     KERNELS["sum_squares"](g, 0, one)
     w, m, v = (np.ones_like(g) for _ in range(3))
@@ -76,7 +76,7 @@ def test_both_kernels_report_the_same_bits(shape, seed):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_reaches_the_norm(value):
+def test_values_that_are_not_finite_reach_the_norm(value):
     g, number = random(1, 100), np.zeros(1)
     g[77] = value
     KERNELS["sum_squares"](g, 0, number)
@@ -89,7 +89,7 @@ def test_what_is_not_finite_reaches_the_norm(value):
 
 @pytest.mark.parametrize(("shape", "padding"), [((3, 17), 17), ((129, 100), 700), ((1, 1), 1)])
 def test_padding_counts_in_no_norm_and_becomes_zero(shape, padding):
-    """Whatever it was; what is before it is updated as if it were alone."""
+    """The padding may have held anything; elements before it are updated as if they were alone."""
     hyper, copy, number = HYPER.astype(np.float32), np.full(shape, 0x7FC0, np.uint16), np.full((3, 1), np.nan)
     w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
     count = w.size - padding
@@ -110,7 +110,7 @@ def test_padding_counts_in_no_norm_and_becomes_zero(shape, padding):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions")
 @pytest.mark.parametrize("name", ["adamw", "adamw_bf16"])
-def test_the_update_is_vectorised_and_not_contracted(name):
+def test_the_update_is_vectorized_and_not_contracted(name):
     function = KERNELS[name]
     options = {name: value for name, value in function.targetoptions.items() if name not in ("cache", "nopython")}
     fresh = njit(**options)(function.py_func)  # code from the cache on disk cannot be shown

@@ -27,7 +27,7 @@ def split(x, heights):
 
 
 def forward(q, k, v, heights, seqs, heads):
-    """out and stats of every row tile."""
+    """Return out and stats of every row tile."""
     qs, ks, vs = (split(x, heights) for x in (q, k, v))
     outs = []
     for i, query in enumerate(qs):
@@ -39,7 +39,7 @@ def forward(q, k, v, heights, seqs, heads):
 
 
 def backward(q, k, v, dout, outs, heights, seqs, heads):
-    """dq, dk, dv, key tile after key tile as in a program: the diagonal first for each."""
+    """Return dq, dk and dv, key tile after key tile as in a program: the diagonal first for each."""
     qs, ks, vs, douts = (split(x, heights) for x in (q, k, v, dout))
     dq, dk, dv = ([poison(*x.shape) for x in qs] for _ in range(3))
     for j in range(len(ks)):
@@ -57,7 +57,7 @@ def backward(q, k, v, dout, outs, heights, seqs, heads):
 def test_against_full_attention(heights, seqs, heads, hs, scale):
     rows, columns = sum(heights), heads * hs
     q, k, v, dout = (random(seed, rows, columns, scale=scale) for seed in range(4))
-    # Rounding a score is an absolute error of a weight's exponent: it grows with the scores, which are 16 times larger.
+    # A rounding error of a score is an absolute error of a weight's exponent. It grows with the scores, here 16 times larger.
     rounding = 1e-6 * scale * scale
     outs = forward(q, k, v, heights, seqs, heads)
     out, lse = reference.attention(q, k, v, seqs, heads)
@@ -72,7 +72,7 @@ def test_against_full_attention(heights, seqs, heads, hs, scale):
 
 
 @pytest.mark.parametrize(("heights", "seqs", "heads", "hs"), CASES)
-def test_the_score_of_a_query_that_sees_one_key_has_exactly_no_gradient(heights, seqs, heads, hs):
+def test_a_query_that_sees_one_key_has_exactly_no_gradient_of_its_score(heights, seqs, heads, hs):
     operands = [random(seed, sum(heights), heads * hs) for seed in range(4)]
     dq, dk, _ = backward(*operands, forward(*operands[:3], heights, seqs, heads), heights, seqs, heads)
     lone = slice(None, None, sum(heights) // seqs)
@@ -83,7 +83,7 @@ def test_the_score_of_a_query_that_sees_one_key_has_exactly_no_gradient(heights,
     assert (dq.tobytes(), dk.tobytes()) == (others[0].tobytes(), others[1].tobytes())
 
 
-def test_whole_sequences_in_one_operation_are_the_two_one_after_the_other():
+def test_whole_sequences_in_one_operation_equal_two_operations_in_turn():
     q, k, v, dout = (random(seed, 90, 48) for seed in range(4))
     ((out, stats),) = outs = forward(q, k, v, [90], 3, 2)
     delta, *gradients = poison(2, 90), *(poison(90, 48) for _ in range(3))
@@ -103,7 +103,7 @@ def test_the_future_is_not_seen():
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_nan_comes_out(which):
+def test_nan_reaches_the_result(which):
     operands = [random(seed, 100, 32) for seed in range(3)]
     operands[which][60, 5] = np.nan
     ((out, _),) = forward(*operands, [100], 1, 1)

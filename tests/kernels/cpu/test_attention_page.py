@@ -1,4 +1,4 @@
-"""Attention over pages: against whole attention, and the same bits however the tokens were fed."""
+"""Attention over pages: compared with whole attention, and with the same bits however the tokens were fed."""
 
 import numpy as np
 import pytest
@@ -34,19 +34,19 @@ def expected(q, k, v, lengths, heads):
 
 @pytest.mark.parametrize(("lengths", "places", "heads", "hs"), CASES)
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_against_whole_attention_and_alike_however_fed(lengths, places, heads, hs, scale):
+def test_pages_agree_with_whole_attention_and_give_equal_bits_however_fed(lengths, places, heads, hs, scale):
     operands = [random(seed, sum(lengths), heads * hs, scale=scale) for seed in range(3)]
     found = {
         how: fed(run, parts, operands, lengths, places, heads, poison(2 * places, heads * hs))
         for how, parts in orders_of(lengths).items()
     }
-    # Rounding a score is an absolute error of a weight's exponent: it grows with the scores, which are 16 times larger.
+    # A rounding error of a score is an absolute error of a weight's exponent. It grows with the scores, here 16 times larger.
     assert error(found["whole"], expected(*operands, lengths, heads)) < 1e-6 * scale * scale
     assert {how for how, out in found.items() if out.tobytes() != found["whole"].tobytes()} == set()
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_nan_reaches_what_meets_it_and_nothing_else(which):
+def test_nan_reaches_the_rows_that_meet_it_and_no_others(which):
     lengths, places, columns = [20, 6], 8, 32
     operands = [random(seed, 26, columns) for seed in range(3)]
     empty, parts = poison(2 * places, columns), orders_of(lengths)["mixed"]
@@ -92,7 +92,7 @@ def test_every_token_is_fed_once():
         assert sorted(i for part in parts for i in part if i >= 0) == list(range(len(tokens_of([3, 7]))))
 
 
-def test_workers_that_know_no_python_call_it_by_its_address():
+def test_workers_without_python_call_the_kernel_by_its_address():
     prepare("attention_page")
     floats = [(4, 6), (4, 6), (4, 6), (10, 6), (4, 6), (4, 4)]
     operands = [(shape, np.float32) for shape in floats]

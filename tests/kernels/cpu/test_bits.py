@@ -12,7 +12,7 @@ R, C, HEADS = 100, 96, 3
 
 
 def operands(name):
-    """Arrays and parameters of one call; targets and tokens within the tile."""
+    """Return arrays and parameters of one call; targets and tokens lie within the tile."""
     x = [random(seed, R, C) for seed in range(9)]
     pair, row, tokens = np.abs(random(10, R, 2)), random(11, C), np.arange(R, dtype=np.int32) % C
     stats, delta, wide = np.abs(random(12, 2 * HEADS, R)), random(13, HEADS, R), np.abs(random(14, R, 3))
@@ -66,7 +66,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bits(name):
+def test_other_addresses_and_two_threads_give_the_same_bits(name):
     expected = run(name, 0)
     assert all(run(name, shift) == expected for shift in (1, 3, 8, 13))
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""The memory of products, in processes of their own: what OpenBLAS has mapped stays, and a limit cannot be taken back."""
+"""The memory of products, in separate processes: OpenBLAS keeps what it has mapped, and a limit cannot be taken back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(program: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_piece_for_each_thread_is_mapped_once_however_often_they_come_and_go() -> None:
+def test_each_thread_maps_one_piece_however_often_threads_come_and_go() -> None:
     run("""
 blas_memory.hold(3)
 mapped = size() - before
@@ -43,7 +43,7 @@ assert size() - before == mapped + 2 * piece
 """)
 
 
-def test_threads_whose_memory_the_system_refuses_are_told_before_a_product_of_theirs() -> None:
+def test_threads_that_the_system_refuses_memory_are_told_before_their_products() -> None:
     run("""
 blas_memory.hold(1)
 leave(3 * piece)
@@ -57,7 +57,7 @@ blas_memory.hold(1)
 """)
 
 
-def test_an_engine_without_room_for_them_is_not_opened_also_where_a_cap_is_given() -> None:
+def test_an_engine_without_room_for_blas_memory_does_not_open_even_with_a_cap() -> None:
     run("""
 import asyncio, threading
 from asynctile import Engine

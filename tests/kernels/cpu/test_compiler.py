@@ -1,4 +1,4 @@
-"""The process that compiles kernels: it tells how far it is, its death is one line, and it outlives nobody."""
+"""The process that compiles kernels: it reports its progress, its death is one line, and it outlives nobody."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from asynctile import DeviceError, Engine
 from asynctile.kernels import cpu
 from asynctile.kernels.cpu.compiler import compile_apart
 
-#: Ends, without a chance to clear up, as soon as its child has begun.
+#: Ends, without a chance to clean up, as soon as its child has begun.
 PARENT = """
 import functools, os, signal, subprocess, sys
 subprocess.Popen = functools.partial(subprocess.Popen, pass_fds=(int(sys.argv[1]),))
@@ -24,7 +24,7 @@ cpu.warm(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 @pytest.fixture
 def fake(tmp_path):
-    """A shell script in place of the interpreter; its process id is in the file `id`."""
+    """Return a function that makes a shell script which replaces the interpreter; its process id is in the file `id`."""
 
     def make(script):
         path = tmp_path / "python"
@@ -35,7 +35,7 @@ def fake(tmp_path):
     return make
 
 
-def test_a_child_that_is_killed_is_one_sentence(fake):
+def test_a_killed_child_is_reported_in_one_sentence(fake):
     begun = []
     with pytest.raises(DeviceError, match=r"ended by signal 9 \(Killed\) at kernel 'fill'; if memory ran out") as caught:
         compile_apart(fake("echo add; echo fill; kill -9 $$"), ["add", "fill", "gemm"], begun.append, threading.Event())
@@ -43,14 +43,14 @@ def test_a_child_that_is_killed_is_one_sentence(fake):
     assert "\n" not in str(caught.value)
 
 
-def test_a_child_that_cannot_compile_leaves_it_to_the_caller(fake, tmp_path):
+def test_a_child_that_cannot_compile_leaves_the_work_to_the_caller(fake, tmp_path):
     for python in (fake("echo noise; exit 3"), str(tmp_path / "nowhere")):
         begun = []
         compile_apart(python, ["fill"], begun.append, threading.Event())
         assert begun == []
 
 
-def test_a_child_that_is_to_stop_is_gone(fake, tmp_path):
+def test_a_child_that_is_told_to_stop_is_gone(fake, tmp_path):
     stop = threading.Event()
     compile_apart(fake("echo fill; exec sleep 1000"), ["fill"], lambda _: stop.set(), stop)
     with pytest.raises(ProcessLookupError):
@@ -67,7 +67,7 @@ def test_an_error_of_the_caller_ends_the_child_too(fake, tmp_path):
         os.kill(int((tmp_path / "id").read_text()), 0)
 
 
-def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
+def test_a_child_ends_with_its_killed_parent(tmp_path):
     ours, theirs = os.pipe()
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
     ended = subprocess.run([sys.executable, "-c", PARENT, str(theirs)], env=environment, pass_fds=(theirs,))
@@ -78,7 +78,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
     assert len(list(tmp_path.rglob("*.nbi"))) < 3  # not all that were missing
 
 
-async def test_an_engine_that_is_cancelled_while_kernels_are_compiled_is_closed_at_once(fake, tmp_path, monkeypatch):
+async def test_an_engine_cancelled_while_kernels_are_compiled_closes_at_once(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu, "is_ready", lambda name: False)
     monkeypatch.setattr(cpu, "interpreter", lambda: fake("echo fill; exec sleep 1000"))
     here, reached = asyncio.get_running_loop(), asyncio.Event()

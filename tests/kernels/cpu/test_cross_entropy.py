@@ -12,7 +12,7 @@ CASES = [(1, [1]), (3, [17]), (17, [100, 129]), (100, [64, 64, 64, 3]), (5, [768
 
 
 def forward(logits, targets, widths):
-    """stats and the loss, from logits cut into tiles."""
+    """Return stats and the loss, from logits cut into tiles."""
     stats, number = poison(logits.shape[0], 3), np.full(1, -7.0)
     column = 0
     for index, width in enumerate(widths):
@@ -52,7 +52,7 @@ def test_forward_and_backward(rows, widths, scale):
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
 @pytest.mark.parametrize("place", [0, 5, 16, 40, 79])
-def test_what_is_not_finite_reaches_the_loss(value, place):
+def test_values_that_are_not_finite_reach_the_loss(value, place):
     logits, targets = random(1, 9, 80), np.arange(9, dtype=np.int32)
     logits[4, place] = value
     _, loss = forward(logits, targets, [40, 40])
@@ -69,7 +69,7 @@ def test_an_ignored_row_keeps_nothing_of_a_nan():
 
 
 @pytest.mark.parametrize(("columns", "padding"), [(1, 7), (9, 7), (1017, 7)])
-def test_what_stands_in_the_padding_counts_nowhere_and_has_no_gradient(columns, padding):
+def test_padding_counts_nowhere_and_has_no_gradient(columns, padding):
     logits, targets = random(columns, 4, columns), np.array([3, 3 + columns - 1, IGNORED, 3 + columns], np.int32)
     padded = np.hstack([logits, np.full((4, padding), np.nan, np.float32)])
     stats, number, scale = np.zeros((2, 4, 3), np.float32), np.zeros((2, 1)), np.array([0.5], np.float32)

@@ -20,7 +20,7 @@ def test_gelu(shape):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (8, 5), (100, 129), (17, 1500)])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_both_with_sums_have_the_bits_of_three(shape, accumulate):
+def test_gelu_derivative_and_sums_in_one_pass_have_the_bits_of_three_passes(shape, accumulate):
     x, grad, row = random(1, *shape, scale=3.0), random(2, *shape), random(3, shape[1])
     expected, found = grad.copy(), grad.copy()
     expected_sums, sums = (row.copy() if accumulate else poison(shape[1]) for _ in range(2))
@@ -44,7 +44,7 @@ def test_ends_of_the_range():
     np.testing.assert_allclose(grad, [[0, 0, 0, 0.5, 1, 1, 1]], atol=1e-30)
 
 
-def test_nan_and_infinity_are_seen():
+def test_nan_and_infinity_are_kept():
     x = np.array([[np.nan, np.inf, 1.0]], np.float32)
     y, grad = np.zeros_like(x), np.ones_like(x)
     grad[0, 2] = np.nan

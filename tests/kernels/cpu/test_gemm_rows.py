@@ -1,4 +1,4 @@
-"""gemm_rows in its four forms against float64, and each row with the bits that it has alone."""
+"""gemm_rows in its four forms against float64, and the bits of each row that it has alone."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def test_onto_is_an_accumulation_in_a_copy_bit_for_bit(rows, inner, columns, tb)
 
 @pytest.mark.parametrize(("inner", "columns"), [(1, 1), (17, 5), (129, 33), (64, 64), (96, 130), (513, 47)])
 @pytest.mark.parametrize("tb", [False, True])
-def test_a_row_has_its_bits_alone_anywhere_and_beside_anything(inner, columns, tb):
+def test_a_row_keeps_its_bits_alone_anywhere_and_beside_any_rows(inner, columns, tb):
     a, b, bias, source = operands(67, inner, columns, tb)
     alone = []
     for row in range(67):
@@ -79,7 +79,7 @@ def test_a_weight_that_is_nan_reaches_its_column_only(tb):
     assert np.isnan(c[:, 3]).all() and np.isfinite(np.delete(c, 3, axis=1)).all()
 
 
-#: Runs gemm_rows on the operands in a file, for a processor without AVX-512, and writes what came out.
+#: Runs gemm_rows on the operands in a file, for a processor without AVX-512, and writes the result.
 OTHER = """
 import sys
 import numpy as np
@@ -110,7 +110,7 @@ def test_the_width_of_a_processors_vectors_changes_no_bit(tmp_path):
         assert np.load(tmp_path / "made.npz")[str(tb)].tobytes() == expected.tobytes()
 
 
-def test_workers_that_know_no_python_call_it_by_its_address():
+def test_workers_without_python_call_the_kernel_by_its_address():
     for verb, shapes, flags in (
         ("gemm_rows", [(9, 6), (6, 5), (4, 5)], (False, True)),
         ("gemm_rows_bias", [(9, 6), (5, 6), (5,), (4, 5)], (True, True)),

@@ -1,4 +1,4 @@
-"""Layer normalisation composed over column tiles against float64 on whole rows."""
+"""Layer normalization composed over column tiles against float64 on whole rows."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_backward_in_one_pass_has_the_bits_of_three(rows, width, accumulate, beg
         assert np.isfinite(one).all()
 
 
-def test_nan_is_seen():
+def test_nan_is_kept():
     x, stats = random(1, 4, 40), poison(4, 2)
     x[2, 17] = np.nan
     KERNELS["layernorm_stats"](x, stats, 0, True, EPS)

@@ -8,7 +8,7 @@ from tests.kernels.rows import VERBS, WIDTHS, assert_rows_are_independent
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_bits(verb, columns):
+def test_a_row_has_the_same_bits_alone_and_among_others(verb, columns):
     def run(kernel, arrays, params):
         KERNELS[kernel](*arrays, *params)
 

@@ -19,9 +19,9 @@ from asynctile.play import worker
 from tests.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[3]
-#: What may join a product, in the name of its kernel.
+#: Suffixes of a product's kernel name for operands that may join the product.
 MORE = ("bias", "onto", "bias_onto")
-#: Makes two kernels ready, in a process that has compiled nothing, and prints what was reported and who compiled.
+#: Makes two kernels ready, in a process that has compiled nothing, and prints the reports and which process compiled.
 PROCESS = """
 import numpy as np
 from asynctile.kernels import cpu
@@ -56,11 +56,11 @@ def test_every_verb_has_a_kernel():
     assert set(cpu.KERNELS) == {*ops.__all__, *(f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)}
 
 
-def test_every_kernel_is_written_once_more_in_numpy():
+def test_every_kernel_has_a_second_version_in_numpy():
     assert set(VERBS) == set(cpu.KERNELS)
 
 
-def test_a_child_compiles_what_is_missing_and_later_processes_load_it(tmp_path):
+def test_a_child_compiles_missing_kernels_and_later_processes_load_them(tmp_path):
     (tmp_path / "numba.py").write_text("raise RuntimeError('a file that happens to lie here was run')")
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
     command = [sys.executable, "-P", "-c", PROCESS]
@@ -71,7 +71,7 @@ def test_a_child_compiles_what_is_missing_and_later_processes_load_it(tmp_path):
     assert told == ["[('fill', 0, 2), ('column_sums', 1, 2)] 0", "[] 0"]
 
 
-def test_a_loop_of_another_room_is_compiled_apart_and_kept_like_a_kernel(tmp_path):
+def test_a_loop_of_another_module_is_compiled_apart_and_kept_like_a_kernel(tmp_path):
     (tmp_path / "room.py").write_text(LOOP)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
     environment["NUMBA_CACHE_DIR"] = str(tmp_path)
@@ -81,7 +81,7 @@ def test_a_loop_of_another_room_is_compiled_apart_and_kept_like_a_kernel(tmp_pat
         for _ in range(2)
     ]
     assert told == ["[('room.again', 0, 1)] 0 7", "[] 0 7"]
-    neighbour = tmp_path / "neighbour.py"  # a loop is made of pieces from the files beside it
+    neighbour = tmp_path / "neighbour.py"  # a loop may use code from the files beside it
     neighbour.write_text("")
     told = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
     assert told == "[('room.again', 0, 1)] 0 7"
@@ -89,12 +89,15 @@ def test_a_loop_of_another_room_is_compiled_apart_and_kept_like_a_kernel(tmp_pat
 
 @pytest.fixture
 def environments(tmp_path):
-    """Two copies of the package, as two environments have them, that share the user's cache `cache`; call for one's answer."""
+    """Return a function that runs one of two copies of the package.
+
+    They stand for two environments that share the user's cache, the folder `cache`.
+    """
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("one", "two"):
         for folder in ("asynctile", "layers", "storage"):
             shutil.copytree(ROOT / folder, tmp_path / name / folder, symlinks=True, ignore=ignored)
-        (tmp_path / name / "asynctile/kernels/cpu/jit.py").touch()  # of another time
+        (tmp_path / name / "asynctile/kernels/cpu/jit.py").touch()  # another modification time
     without = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
 
     def ask(name, **more):
@@ -121,14 +124,14 @@ def test_a_named_folder_comes_before_the_users_cache(environments, tmp_path):
     assert list((tmp_path / "named").rglob("*.nbi")) and not list((tmp_path / "cache").rglob("*.nbi"))
 
 
-def test_where_others_can_write_kernels_are_kept_beside_the_sources(environments, tmp_path):
+def test_kernels_are_kept_beside_the_sources_if_others_can_write_the_cache(environments, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     environments("one")
     assert list((tmp_path / "one/asynctile/kernels/cpu/__pycache__").glob("*.nbi")) and not list((tmp_path / "cache").iterdir())
 
 
-def test_all_kernels_and_the_loops_that_were_imported_are_made_ready(monkeypatch):
+def test_all_kernels_and_imported_loops_are_made_ready(monkeypatch):
     ready = []
     monkeypatch.setattr(cpu, "is_ready", lambda name: True)
     monkeypatch.setattr(cpu, "prepare", ready.append)
@@ -136,7 +139,7 @@ def test_all_kernels_and_the_loops_that_were_imported_are_made_ready(monkeypatch
     assert ready == [*cpu.KERNELS, *LOOPS] and (not worker.player_supported() or f"{worker.__name__}.work" in ready)
 
 
-def test_where_nothing_can_be_kept_this_process_compiles(monkeypatch):
+def test_without_a_writable_cache_this_process_compiles(monkeypatch):
     monkeypatch.setattr(cpu, "has_cache", lambda name: False)
     monkeypatch.setattr(cpu, "is_ready", lambda name: name == "gelu")
     monkeypatch.setattr(cpu, "compile_apart", lambda *_: pytest.fail("a child was started, which has nowhere to put kernels"))

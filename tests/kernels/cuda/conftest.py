@@ -1,4 +1,4 @@
-"""The machine that the tests of this folder run kernels on. Here it is the CPU, by tests/cuda; tests/gpu has another."""
+"""The machine on which the tests of this folder run kernels: here the CPU, by tests/cuda; tests/gpu has another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cuda.machine import SoftMachine
 
 @pytest.fixture
 def machine():
-    """What has run(verb, arrays, params, number=None)."""
+    """A machine with run(verb, arrays, params, number=None)."""
     if missing():
         pytest.skip(missing())
     library().order("forward")

@@ -1,4 +1,4 @@
-"""AdamW bit for bit as the CPU's kernel, and sums of squares in float64."""
+"""AdamW with the bits of the CPU's kernel, and sums of squares in float64."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ HYPER = np.array(
     [0.37, 0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 3e-5, 3e-4 / (1 - 0.9**3), np.sqrt(1 - 0.95**3), 1e-8], np.float32
 )
 SHAPES = [(1,), (17,), (1000,), (3, 17), (129, 100)]
-#: Each with either sign: zero, subnormal, the smallest normal, ordinary, such whose squares overflow, the largest, infinity.
+#: Each with both signs: zero, subnormal, smallest normal, ordinary, ones whose squares overflow, largest, infinity.
 MAGNITUDES = (0.0, 1e-45, 1e-40, 1.1754944e-38, 1e-20, 0.3, 1.0, 77.0, 1e18, 3e19, 3.4028235e38, np.inf, np.nan)
 
 
 def assert_equal_bits(found, expected):
-    """NaN may have any bits: which of them an operation makes is not the same on all machines."""
+    """NaN may have any bits, because machines differ in the NaN that an operation makes."""
     nan = np.isnan(expected)
     np.testing.assert_array_equal(np.isnan(found), nan)
     np.testing.assert_array_equal(found.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
@@ -48,7 +48,7 @@ def test_random_values(machine, shape, decay):
     assert_equals_the_cpu(machine, [w, g, m, v], HYPER, decay)
 
 
-def test_a_tile_that_blocks_go_through_in_several_steps(machine):
+def test_blocks_go_through_a_large_tile_in_several_steps(machine):
     w, g, m, v = (random(seed, 1100, 1024) for seed in range(4))
     assert_equals_the_cpu(machine, [w, g, m, np.abs(v)], HYPER, True)
 
@@ -85,7 +85,7 @@ def test_sum_squares(machine, shape):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("place", [0, 77, 99])
-def test_what_is_not_finite_reaches_the_norm(machine, value, place):
+def test_values_that_are_not_finite_reach_the_norm(machine, value, place):
     g, number = random(1, 100), np.zeros(1)
     g[place] = value
     machine.run("sum_squares", [g], (0,), number)
@@ -98,7 +98,7 @@ def test_what_is_not_finite_reaches_the_norm(machine, value, place):
 
 @pytest.mark.parametrize(("shape", "padding"), [((3, 17), 17), ((129, 100), 700), ((8, 5), 35), ((1100, 1024), 7168)])
 def test_padding_counts_in_no_norm_and_becomes_zero(machine, shape, padding):
-    """Whatever it was, in each of the tiles and in the copy."""
+    """The padding may have held anything, in each of the tiles and in the copy."""
     w, g, m, v = (random(seed, *shape) for seed in range(4))
     tiles = [w, g, m, np.abs(v)]
     for tile in tiles:

@@ -9,7 +9,8 @@ from asynctile.program.precision import BF16
 from tests.kernels import reference
 from tests.kernels.cuda.values import DTYPES, poison, random, wide
 
-#: rows of each row tile, sequences in it, heads, columns of a head; in bf16 those of 7, 12 and 130 columns go the plain way
+#: rows of each row tile, sequences in it, heads, columns of a head; in bf16 heads of 7, 12 and 130 columns take the plain
+#: kernels
 CASES = [
     ([1], 1, 1, 64),
     ([3], 1, 2, 16),
@@ -35,7 +36,7 @@ def split(x, heights):
 
 
 def forward(machine, q, k, v, heights, seqs, heads):
-    """out and stats of every row tile."""
+    """Return out and stats of every row tile."""
     qs, ks, vs = (split(x, heights) for x in (q, k, v))
     outs = []
     for i, query in enumerate(qs):
@@ -47,7 +48,7 @@ def forward(machine, q, k, v, heights, seqs, heads):
 
 
 def backward(machine, q, k, v, dout, outs, heights, seqs, heads):
-    """dq, dk, dv, key tile after key tile as in a program: the diagonal first for each."""
+    """Return dq, dk and dv, key tile after key tile as in a program: the diagonal first for each."""
     qs, ks, vs, douts = (split(x, heights) for x in (q, k, v, dout))
     dq, dk, dv = ([poison(*x.shape, dtype=name(x)) for x in qs] for _ in range(3))
     for j in range(len(ks)):
@@ -82,7 +83,7 @@ def test_against_full_attention(machine, heights, seqs, heads, hs, dtype):
 
 @pytest.mark.parametrize(("heights", "seqs", "heads", "hs"), CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_score_of_a_query_that_sees_one_key_has_exactly_no_gradient(machine, heights, seqs, heads, hs, dtype):
+def test_a_query_that_sees_one_key_has_exactly_no_gradient_of_its_score(machine, heights, seqs, heads, hs, dtype):
     operands = [random(seed, sum(heights), heads * hs, dtype=dtype) for seed in range(4)]
     outs = forward(machine, *operands[:3], heights, seqs, heads)
     dq, dk, _ = backward(machine, *operands, outs, heights, seqs, heads)
@@ -96,7 +97,7 @@ def test_the_score_of_a_query_that_sees_one_key_has_exactly_no_gradient(machine,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_whole_sequences_in_one_operation_are_the_two_one_after_the_other(machine, dtype):
+def test_whole_sequences_in_one_operation_equal_two_operations_in_turn(machine, dtype):
     q, k, v, dout = (random(seed, 90, 48, dtype=dtype) for seed in range(4))
     ((out, stats),) = outs = forward(machine, q, k, v, [90], 3, 2)
     delta, *gradients = poison(2, 90), *(poison(90, 48, dtype=dtype) for _ in range(3))
@@ -134,7 +135,7 @@ def test_the_future_is_not_seen(machine, dtype, hs):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_nan_comes_out(machine, which, dtype):
+def test_nan_reaches_the_result(machine, which, dtype):
     operands = [random(seed, 100, 32, dtype=dtype) for seed in range(4)]
     operands[which][60, 5] = 0x7FC0 if dtype == "bf16" else np.nan
     outs = forward(machine, *operands[:3], [100], 1, 1)
@@ -153,7 +154,7 @@ def test_delta(machine, rows, heads, hs, dtype):
     assert reference.error(delta, expected) < 1e-6
 
 
-def test_bf16_heads_go_to_tensor_cores_where_they_fit():
+def test_bf16_heads_use_tensor_cores_where_they_fit():
     def path(hs, dtype=BF16):
         return way(Array(0, (4, 2 * hs), np.dtype(dtype)), hs).suffix
 

@@ -1,8 +1,7 @@
-"""The instructions of mma.cuh against tables of the PTX ISA, in the file that stands in for it on a CPU; and attention with
-its threads in another order.
+"""The instructions of mma.cuh, as the CPU's stand-in has them, against tables of the PTX ISA; attention in other thread orders.
 
-The tables are written once more here, as the documentation has them (sections on matrix fragments for mma.m16n8k16 and on
-ldmatrix), from a lane and an element's place to row and column. All numbers are small whole ones, so that sums are exact.
+The tables are written here once more as in the documentation (sections on matrix fragments for mma.m16n8k16 and on ldmatrix),
+from a lane and an element's place to row and column. All numbers are small integers, so that sums are exact.
 """
 
 import shutil
@@ -53,7 +52,7 @@ extern "C" __global__ void try_copies(const float *from, int there, int wait, fl
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """Runs a kernel of SOURCE in one warp: tried(kernel, *arguments)."""
+    """A function that runs a kernel of SOURCE in one warp: tried(kernel, *arguments)."""
     if not shutil.which("g++"):
         pytest.skip("there is no g++ to compile CUDA kernels for the CPU")
     path = tmp_path_factory.mktemp("kernels") / "try.cu"
@@ -74,7 +73,7 @@ def whole(seed, *shape):
 
 
 def paired(values):
-    """Registers of two bf16 each, the first in the low half."""
+    """Return registers of two bf16 each, the first in the low half."""
     halves = to_bf16(values.astype(np.float32)).astype(np.uint32)
     return halves[..., ::2] | halves[..., 1::2] << 16
 
@@ -113,7 +112,7 @@ def test_ldmatrix_has_the_layout_of_the_ptx_isa(tried, transposed):
 
 
 @pytest.mark.parametrize("order", ["forward", "reversed", 5])
-def test_copies_land_before_the_wait_ends_and_are_zero_where_nothing_is(tried, order):
+def test_copies_land_before_the_wait_ends_and_missing_values_are_zero(tried, order):
     source, found = whole(1, 128), poison(160)
     tried("try_copies", source, 20, True, found, order=order)
     there = np.where(np.arange(128) < 80, source, 0).reshape(4, 32)
@@ -121,7 +120,7 @@ def test_copies_land_before_the_wait_ends_and_are_zero_where_nothing_is(tried, o
     np.testing.assert_array_equal(found[128:], np.where(np.arange(32) < 20, source[:32], 0))
 
 
-def test_who_does_not_wait_for_a_copy_is_found_out(tried):
+def test_a_kernel_that_does_not_wait_for_a_copy_is_found(tried):
     found = poison(160)
     tried("try_copies", whole(1, 128), 32, False, found)
     assert np.isnan(found).all()
@@ -133,7 +132,7 @@ def test_the_pairs_of_a_register_are_in_order():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hs", [12, 64, 104])
-def test_threads_run_in_any_order(machine, dtype, hs):
+def test_threads_may_run_in_any_order(machine, dtype, hs):
     q, k, v, dout = (random(seed, 80, hs, dtype=dtype) for seed in range(4))
     results = set()
     for order in ("forward", "reversed", 1):

@@ -1,4 +1,4 @@
-"""Attention over pages: against whole attention, and the same bits however the tokens were fed."""
+"""Attention over pages: compared with whole attention, and with the same bits however the tokens were fed."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def expected(q, k, v, lengths, heads):
 
 @pytest.mark.parametrize(("lengths", "places", "heads", "hs"), CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_against_whole_attention_and_alike_however_fed(machine, lengths, places, heads, hs, dtype):
+def test_pages_agree_with_whole_attention_and_give_equal_bits_however_fed(machine, lengths, places, heads, hs, dtype):
     operands = [random(seed, sum(lengths), heads * hs, dtype=dtype) for seed in range(3)]
     found = {
         how: fed(machine.run, parts, operands, lengths, places, heads, poison(2 * places, heads * hs, dtype=dtype))
@@ -40,8 +40,8 @@ def test_against_whole_attention_and_alike_however_fed(machine, lengths, places,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pages_of_others_before_and_behind_change_no_bit(machine, dtype):
-    """Nobody's here, as where more pages are visited than one text has."""
+def test_pages_of_other_texts_before_and_after_change_no_bit(machine, dtype):
+    """The other pages belong to nobody, as where a pass visits more pages than one text has."""
     operands, found = [random(seed, 1, 16, dtype=dtype) for seed in range(3)], set()
     old = random(4, 16, 16, dtype=dtype)
     for own, count in ((0, 1), (0, 3), (1, 3), (2, 3)):
@@ -57,7 +57,7 @@ def test_pages_of_others_before_and_behind_change_no_bit(machine, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_nan_reaches_what_meets_it_and_nothing_else(machine, which, dtype):
+def test_nan_reaches_the_rows_that_meet_it_and_no_others(machine, which, dtype):
     lengths, places, columns = [20, 6], 8, 32
     operands = [random(seed, 26, columns, dtype=dtype) for seed in range(3)]
     empty, parts = poison(2 * places, columns, dtype=dtype), orders_of(lengths)["mixed"]

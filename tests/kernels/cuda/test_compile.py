@@ -1,6 +1,6 @@
-"""NVIDIA's compiler takes every kernel, from the oldest GPU that it knows to the newest, warns of none, and flushes no number.
+"""NVIDIA's compiler accepts every kernel for every GPU that it knows, without a warning, and flushes no subnormal number.
 
-With the options that a GPU's driver is given. What is kept of it is tests/device/test_nvrtc.py.
+The options are those that a GPU's driver is given. tests/device/test_nvrtc.py tests the cache of the results.
 """
 
 import functools
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not nvrtc.installed(), reason="needs the package
 
 @functools.cache
 def report(capability):
-    """What the compiler says of all kernels, with its remarks on each, and the PTX of each."""
+    """Return the compiler's messages about all kernels, with its remarks on each, and the PTX of each."""
     ptx = []
 
     def both(program):
@@ -50,8 +50,8 @@ def test_no_kernel_spills_registers():
     assert [name for name, spilled in found if int(spilled)] == []
 
 
-def test_adamw_flushes_no_subnormal_number_and_no_kernel_does_but_in_the_exponential():
-    """Which is the GPU's instruction for it, and has no other form."""
+def test_only_the_exponential_flushes_subnormal_numbers():
+    """The exponential is the GPU's own instruction, which has no other form."""
     ptx = report(90)[1]
     assert ptx.keys() == {name for name, _ in SIGNATURE.findall(source())}
     flushing = {name: set(re.findall(r"\S*\.ftz\S*", body)) for name, body in ptx.items() if ".ftz" in body}
@@ -60,6 +60,6 @@ def test_adamw_flushes_no_subnormal_number_and_no_kernel_does_but_in_the_exponen
     assert [name for name in flushing if name.startswith(exact)] == []
 
 
-def test_a_refused_source_is_an_error_that_says_where():
+def test_a_refused_source_is_an_error_with_its_line():
     with pytest.raises(RuntimeError, match=r"kernels.cu\(1\): error: .*nowhere"):
         compile_source(nvrtc, "__device__ int x = nowhere;", options("sm_90"))

@@ -1,4 +1,4 @@
-"""How arguments lie in memory for a driver, and which launchers there are."""
+"""The layout of arguments in memory for a driver, and the set of launchers."""
 
 import ctypes
 import struct
@@ -9,11 +9,11 @@ import pytest
 from asynctile import ops
 from asynctile.kernels.cuda import KERNELS, Array, pack
 
-#: What may join a product, in the name of its launcher.
+#: Suffixes of a product's launcher name for operands that may join the product.
 MORE = ("bias", "onto", "bias_onto")
 
 
-def test_arguments_lie_where_the_pointers_say():
+def test_arguments_lie_where_their_pointers_point():
     packed = pack([Array(2**47 + 1, (3,), np.dtype(np.float32)), True, -5, 0.1, 2**31 - 1])
     pointers = (ctypes.c_uint64 * 5).from_address(packed.address)
     types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32, ctypes.c_float, ctypes.c_int32)

@@ -11,7 +11,7 @@ CASES = [(1, [1]), (3, [17]), (17, [100, 129]), (70, [64, 64, 64, 3]), (5, [768,
 
 
 def forward(machine, logits, targets, widths):
-    """stats and the loss, from logits cut into tiles."""
+    """Return stats and the loss, from logits cut into tiles."""
     stats, number = poison(logits.shape[0], 3), np.full(1, -7.0)
     column = 0
     for index, width in enumerate(widths):
@@ -24,7 +24,7 @@ def forward(machine, logits, targets, widths):
 
 
 def backward(machine, logits, targets, stats, widths, factor):
-    """The gradient, tile after tile."""
+    """Return the gradient, tile after tile."""
     column, grads, scale = 0, [], np.array([factor], np.float32)
     for width in widths:
         tile = np.ascontiguousarray(logits[:, column : column + width])
@@ -54,7 +54,7 @@ def test_forward_and_backward(machine, rows, widths, scale, dtype):
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
 @pytest.mark.parametrize("place", [0, 5, 16, 40, 79])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_reaches_the_loss(machine, value, place, dtype):
+def test_values_that_are_not_finite_reach_the_loss(machine, value, place, dtype):
     logits, targets = wide(random(1, 9, 80)).astype(np.float32), np.arange(9, dtype=np.int32)
     logits[4, place] = value
     _, loss = forward(machine, typed(logits, dtype), targets, [40, 40])
@@ -91,7 +91,7 @@ def test_a_target_counts_in_its_own_tile_only(machine):
         np.testing.assert_array_equal(stats[:, 2], np.where(seen, logits[np.arange(3), targets], 0.0))
 
 
-def test_more_rows_than_the_block_that_sums_them(machine):
+def test_more_rows_than_the_summing_block_are_summed(machine):
     logits, targets = random(1, 1100, 3), np.random.default_rng(2).integers(0, 3, 1100).astype(np.int32)
     _, loss = forward(machine, logits, targets, [3])
     assert loss == pytest.approx(reference.cross_entropy(logits, targets, IGNORED)[0], rel=1e-6)
@@ -100,9 +100,9 @@ def test_more_rows_than_the_block_that_sums_them(machine):
 @pytest.mark.parametrize(("columns", "padding"), [(1, 7), (9, 7), (17, 3), (1017, 7), (2047, 1), (3, 0), (13, 240)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_stands_in_the_padding_counts_nowhere_and_has_no_gradient(machine, columns, padding, value, dtype):
+def test_padding_counts_nowhere_and_has_no_gradient(machine, columns, padding, value, dtype):
     logits = wide(random(columns, 5, columns, dtype=dtype)).astype(np.float32)
-    targets = np.array([3, 3 + columns - 1, IGNORED, 3 + columns, 2], np.int32)  # two of them at home in other tiles
+    targets = np.array([3, 3 + columns - 1, IGNORED, 3 + columns, 2], np.int32)  # two of them belong to other tiles
     padded = typed(np.hstack([logits, np.full((5, padding), value, np.float32)]), dtype)
     stats, number = np.zeros((2, 5, 3), np.float32), np.zeros((2, 1))
     for tile, behind, sums, loss in zip((typed(logits, dtype), padded), (0, padding), stats, number, strict=True):

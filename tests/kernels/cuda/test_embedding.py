@@ -16,7 +16,7 @@ def rows_of(table, height):
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_positions(machine, seqs, length, start, height, columns, dtype):
-    places = start + length + 2  # a table may know more positions than the sequences have
+    places = start + length + 2  # a table may have more positions than the sequences
     wpe, rows = random(1, places, columns, dtype=dtype), seqs * length
     x = poison(rows, columns)
     for row, tile in rows_of(wpe, height):
@@ -74,7 +74,7 @@ def test_table_rows_without_a_token_keep_their_bits(machine):
     assert np.isnan(dwte[50]).all()
 
 
-def test_nan_reaches_its_table_row_only(machine):
+def test_nan_reaches_only_its_table_row(machine):
     tokens, dx, dwte = np.arange(40, dtype=np.int32) % 10, random(1, 40, 12), random(2, 10, 12)
     dx[23, 4] = np.nan
     machine.run("embed_tokens_backward", [tokens, dx, dwte], (0,))
@@ -82,7 +82,7 @@ def test_nan_reaches_its_table_row_only(machine):
     assert np.isnan(dwte).sum() == 1
 
 
-def test_more_tokens_than_are_listed_at_a_time(machine, monkeypatch):
+def test_more_tokens_than_one_list_holds_are_embedded(machine, monkeypatch):
     monkeypatch.setattr(embedding, "TOKENS", 64)
     tokens = np.random.default_rng(3).integers(0, 30, 200).astype(np.int32)
     dx, dwte = random(1, 200, 12), random(2, 30, 12)

@@ -25,7 +25,7 @@ def test_gemm(machine, rows, inner, columns, dtype, out, ta, tb, accumulate):
     assert_close(c, expected, 3e-6)
     c = before.copy() if accumulate else poison(rows, columns, dtype=out)
     machine.run("gemm_bias", [a, b, bias, c], (ta, tb, accumulate))
-    # In bf16 the sum of c and bias is rounded before the product joins it.
+    # In bf16 the sum of c and bias is rounded before the product is added.
     assert_close(c, expected + bias, 1e-2 if out == "bf16" else 3e-6)
 
 
@@ -50,7 +50,7 @@ def test_gemm_onto(machine, rows, inner, columns, dtype, out, ta, tb):
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
 def test_a_library_gets_the_bias_in_the_dtype_of_the_result(dtype, out):
-    """It knows no other; the one here asserts that."""
+    """The library knows no other dtype; the stand-in here asserts that."""
     a, b, bias = random(1, 70, 64, dtype=dtype), random(2, 64, 264, dtype=dtype), random(3, 264)
     source, kept = random(4, 70, 264, dtype=out), bias.copy()
     product = wide(a) @ wide(b) + bias

@@ -1,4 +1,4 @@
-"""gemm_rows in its four forms against float64 in every mixture of dtypes, and each row with the bits that it has alone."""
+"""gemm_rows in its four forms against float64 in every mixture of dtypes, and the bits of each row that it has alone."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_gemm_rows(machine, rows, inner, columns, dtype, out, tb):
 @pytest.mark.parametrize(("inner", "columns"), [(17, 5), (100, 33), (264, 72)])
 @pytest.mark.parametrize(("dtype", "out"), MIXTURES)
 @pytest.mark.parametrize("tb", [False, True])
-def test_a_row_has_its_bits_alone_anywhere_and_beside_anything(machine, inner, columns, dtype, out, tb):
+def test_a_row_keeps_its_bits_alone_anywhere_and_beside_any_rows(machine, inner, columns, dtype, out, tb):
     a, b, bias, source = operands(19, inner, columns, tb, dtype, out)
     alone = []
     for row in range(19):

@@ -1,4 +1,4 @@
-"""Layer normalisation composed over column tiles against float64 on whole rows."""
+"""Layer normalization composed over column tiles against float64 on whole rows."""
 
 import numpy as np
 import pytest
@@ -50,8 +50,8 @@ def test_forward(machine, rows, widths, offset, dtype):
 
 @pytest.mark.parametrize(("rows", "width"), WHOLE)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_whole_rows_in_one_pass_and_again_from_their_statistics(machine, rows, width, dtype):
-    """What is kept or made again backward has the bits of forward."""
+def test_whole_rows_in_one_pass_equal_those_recomputed_from_their_statistics(machine, rows, width, dtype):
+    """Rows kept for backward, or recomputed there, have the bits of forward."""
     x, gain, bias = random(1, rows, width) + np.float32(3), random(2, width), random(3, width)
     expected, found, stats = poison(rows, width, dtype=dtype), poison(rows, width, dtype=dtype), poison(rows, 2)
     machine.run("layernorm_whole", [x, gain, bias, stats, found], (EPS,))
@@ -107,14 +107,14 @@ def test_backward_of_whole_rows_in_one_pass(machine, rows, width, accumulate, be
     assert_close(dbias, expected[2] + more, 1e-6)
 
 
-#: Of a block: on sm_90, sm_80, sm_86, and where nothing is asked for.
+#: Shared memory of a block on sm_90, sm_80, sm_86, and by default.
 SHARED = (227 << 10, 163 << 10, 99 << 10, 48 << 10)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("width", [2304, 3201, 5000])
-def test_backward_of_whole_rows_has_the_same_bits_with_less_shared_memory_and_is_right_with_too_little(width):
-    """A machine asserts that a block asks for no more than there is."""
+def test_backward_of_whole_rows_keeps_its_bits_with_less_shared_memory(width):
+    """With too little shared memory only the bits differ. The machine asserts that a block asks for no more than there is."""
     rows, before = 11, random(4, 11, width)
     x, dinp, gain, row = random(1, rows, width), random(2, rows, width), random(3, width), random(5, width)
     stats = statistics(SoftMachine(library()), [x])
@@ -165,7 +165,7 @@ def test_gradients_over_many_chunks(machine):
 
 @pytest.mark.parametrize("columns", [40, 41])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_is_seen(machine, columns, dtype):
+def test_nan_is_kept(machine, columns, dtype):
     x, stats, row = random(1, 4, columns), poison(4, 2), np.ones(columns, np.float32)
     x[2, 17] = np.nan
     machine.run("layernorm_stats", [x, stats], (0, True, EPS))

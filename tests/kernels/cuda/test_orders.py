@@ -1,4 +1,4 @@
-"""The order in which the threads of a block run changes no bit: where it did, a kernel would lack a barrier."""
+"""The order in which the threads of a block run changes no bit; if it did, a kernel would lack a barrier."""
 
 import re
 
@@ -15,7 +15,10 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def calls(dtype):
-    """Arrays, parameters and whether there is a number, for each verb but attention of sequences, which has its own test."""
+    """Return arrays, parameters and whether there is a number, for each verb.
+
+    Attention of sequences is left out, because it has its own test.
+    """
     x, y = random(1, R, C), random(2, R, C)
     row, pair, wide = random(4, C), np.abs(random(5, R, 2)), np.abs(random(6, R, 3))
     tokens = np.random.default_rng(7).integers(0, 90, R).astype(np.int32)
@@ -60,7 +63,7 @@ def calls(dtype):
 
 
 def outcome(verb, dtype, order):
-    """All bytes that a verb leaves."""
+    """Return all bytes that a verb leaves."""
     arrays, params, reports = calls(dtype)[verb]
     number = np.full(1, np.nan) if reports else None
     kernels = library()
@@ -74,7 +77,7 @@ def outcome(verb, dtype, order):
 
 @pytest.mark.parametrize("verb", sorted(KERNELS.keys() - {name for name in KERNELS if re.match("attention(?!_page)", name)}))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits(verb, dtype):
+def test_the_order_of_threads_changes_no_bit(verb, dtype):
     expected = outcome(verb, dtype, "forward")
     for order in ("reversed", 1, 2):
         assert outcome(verb, dtype, order) == expected

@@ -9,5 +9,5 @@ from tests.kernels.rows import VERBS, WIDTHS, assert_rows_are_independent
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits(machine, verb, columns, dtype):
+def test_a_row_has_the_same_bits_alone_and_among_others(machine, verb, columns, dtype):
     assert_rows_are_independent(machine.run, verb, columns, lambda values: typed(values, dtype), (2, 7, 64))
