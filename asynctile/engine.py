@@ -129,12 +129,12 @@ class Engine(Traced):
                 in_ram -= min(on_device, room.share // 2)
         supposed = assumed(opened.name, precision) if rates is None else rates
         find = partial(machine_rates, opened, precision, on_device) if rates is None else None
-        life = Lifetime(opened, folder, make_loop, report, supposed, find)
+        life = Lifetime(opened, precision, folder, make_loop, report, supposed, find)
         options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy,
             rates=supposed.limited(rate),
         )  # fmt: skip
-        super().__init__(life, life.tell, options, precision)
+        super().__init__(life, life.tell, options)
         self._link_rate = rate
         #: None until it is being opened
         self._lender: Lender | None = None
@@ -151,7 +151,7 @@ class Engine(Traced):
         transfers = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
         tiers = Tiers(life.device, life.spill, transfers, self._options, tell=self._tell)
         turn, files = Turn(tiers, self.weight), life.device.add_stream("files", THREADS)
-        runtime = self._runtime_type(life, self._tell, self._options, turn, files, self.precision, self.plays)
+        runtime = self._runtime_type(life, self._tell, self._options, turn, files, self.plays)
         self._runtime, self._lender = runtime, Lender(runtime, transfers)
         if life.trace is not None:
             life.trace.attach(life.device.streams())

@@ -143,8 +143,8 @@ class Lender:
                 options = replace(engine.options, device_memory=on_device, host_memory=in_ram, host_remedy="")
                 tiers = Tiers(engine.device, region, self._transfers, options, tell=tell)
                 turn = Turn(tiers, weight, interactive=interactive)
-                runtime = LentRuntime(engine.life, tell, options, turn, engine.file_stream, engine.precision, engine.plays)
-                share = Share(engine.life, tell, options, engine.precision, runtime)
+                runtime = LentRuntime(engine.life, tell, options, turn, engine.file_stream, engine.plays)
+                share = Share(engine.life, tell, options, runtime)
                 self.lent[share] = runtime
                 return share
             except BaseException:

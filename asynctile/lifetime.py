@@ -49,9 +49,9 @@ class Dependent(Protocol):
 class Lifetime:
     """The life of one engine, from opening to closing, and the parts that its shares have in common.
 
-    device, spill: opened and closed with it; spill is None without a spill folder. make_loop: makes its event loop. report:
-    called while kernels are compiled. rates: of the machine. find_rates: called while it opens, with a function that runs a
-    coroutine on the loop; returns the rates to replace `rates`. None: `rates` stay.
+    device, spill: opened and closed with it; spill is None without a spill folder. precision: as given to Engine. make_loop:
+    makes its event loop. report: called while kernels are compiled. rates: of the machine. find_rates: called while it opens,
+    with a function that runs a coroutine on the loop; returns the rates to replace `rates`. None: `rates` stay.
 
     loop: the device's own, None before it is opened. process: the process that opened it, None before. is_open: from the end of
     opening to the beginning of closing. hub: the readers of its events. tell: sends events of the engine itself. background:
@@ -63,6 +63,7 @@ class Lifetime:
     def __init__(
         self,
         device: Device,
+        precision: str,
         spill: SpillTier | None,
         make_loop: Callable[[], asyncio.AbstractEventLoop],
         report: Report | None,
@@ -70,6 +71,7 @@ class Lifetime:
         find_rates: Callable[[Run], Rates] | None,
     ) -> None:
         self.device = device
+        self.precision = precision
         self.rates = rates
         self._find_rates = find_rates
         self.spill = spill

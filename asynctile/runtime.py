@@ -62,23 +62,22 @@ class Runtime:
     """The tiles of one share and the jobs over them; `runtime_of(share)` returns it once the engine is being opened.
 
     life: the engine that the share belongs to. tell: sends the share's events. options: its caps. turn: its part in the turns
-    between shares. file_stream: runs the work on files. precision: as given to Engine. plays: whether programs that repeat are
-    played by compiled workers or graphs. tiers: where its tiles stand. assembly, schedules: what its jobs run on. busy: the
-    lock that each job holds. counts: steps and requests so far, for `statistics`.
+    between shares. file_stream: runs the work on files. plays: whether programs that repeat are played by compiled workers or
+    graphs. tiers: where its tiles stand. assembly, schedules: what its jobs run on. busy: the lock that each job holds. counts:
+    steps and requests so far, for `statistics`.
     """
 
     #: its name in messages
     what: ClassVar[str] = "the engine"
 
     def __init__(
-        self, life: Lifetime, tell: Tell, options: TierOptions, turn: Turn, file_stream: Stream, precision: str, plays: bool
+        self, life: Lifetime, tell: Tell, options: TierOptions, turn: Turn, file_stream: Stream, plays: bool
     ) -> None:
         self.life = life
         self.tell = tell
         self.options = options
         self.turn = turn
         self.file_stream = file_stream
-        self.precision = precision
         self.plays = plays
         self.tiers = tiers = turn.tiers
         self.assembly = Assembly(tiers)

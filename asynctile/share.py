@@ -23,13 +23,10 @@ from asynctile.storage.sizes import format_size
 class Share:
     """A part of a device's memory and time for models, trainers and servers. `Engine` and `Engine.share` make shares."""
 
-    def __init__(
-        self, life: Lifetime, tell: Tell, options: TierOptions, precision: str, runtime: Runtime | None = None
-    ) -> None:
+    def __init__(self, life: Lifetime, tell: Tell, options: TierOptions, runtime: Runtime | None = None) -> None:
         self._life = life
         self._tell = tell
         self._options = options
-        self._precision = precision
         #: None until the engine is being opened
         self._runtime = runtime
         self._plays = True if runtime is None else runtime.plays
@@ -58,7 +55,7 @@ class Share:
     @property
     def precision(self) -> str:
         """The arithmetic that kernels compute in, as given to Engine: "fp32", "tf32" or "bf16"."""
-        return self._precision
+        return self._life.precision
 
     @property
     def prefetch(self) -> int:

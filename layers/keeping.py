@@ -71,6 +71,6 @@ class Keeping:
                 copies=runtime.device.name == "emulated",
             )
             recorded = Recorded(kind, model.parameters)
-            return arrange(recorded, rows, around, precision=runtime.precision, recompute=self._recompute)
+            return arrange(recorded, rows, around, precision=runtime.life.precision, recompute=self._recompute)
 
         return await runtime.compute(chosen)

@@ -67,7 +67,7 @@ class ModelState:
         self.name = f"{config.model_type}-{next(_NUMBERS)}"
         self.tiling = Tiling(config, tile, runtime.device.grain)
         check_room(runtime, self.tiling, WEIGHT_NBYTES)
-        self.parameters = Parameters(config, self.tiling, runtime.precision)
+        self.parameters = Parameters(config, self.tiling, runtime.life.precision)
         self.companions: Companions = {}
         self.in_training = False
         self.has_moments = False
@@ -167,7 +167,7 @@ class ModelState:
     def check_floor(self) -> None:
         """Raise BudgetError if the device cap is below the model's floor."""
         runtime = self.runtime
-        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.precision)
+        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.life.precision)
         runtime.tiers.caps.check_floor(floor)
 
     def tear(self, why: str) -> None:

@@ -215,7 +215,7 @@ class Trainer:
                     demand = self._state.demand(await self._state.recorded(kind, rows, kept))
                     async with runtime.exclusive():
                         await runtime.cut(demand)
-                        return await measure_gemms(runtime.tiers, compute_dtype(runtime.precision))
+                        return await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
 
                 return await self._keeping.run(kind, rows, run)
 

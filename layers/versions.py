@@ -109,7 +109,7 @@ class Versions:
         self.model = model
         self.runtime = runtime
         parameters = [
-            Parameters(model.config, model.tiling, model.runtime.precision) for _ in range(VERSIONS if follows else 1)
+            Parameters(model.config, model.tiling, model.runtime.life.precision) for _ in range(VERSIONS if follows else 1)
         ]
         standing = list(chain.from_iterable(one.weights() for one in parameters))
         self.all = [Version(runtime, model.name, one, standing) for one in parameters]

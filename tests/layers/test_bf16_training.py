@@ -53,7 +53,7 @@ Options = dict[str, Any]
 
 def in_bf16(engine: Engine) -> Engine:
     """Turn an engine into what it would be on a GPU: its precision, its grain, and kernels for bf16."""
-    engine._precision = "bf16"
+    engine._life.precision = "bf16"
     device_of(engine).kernels.update(VERBS)
     device_of(engine).grain = GRAIN
     return engine

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from asynctile.kernels.bf16 import to_bf16
-from asynctile.layers.model import model_state_of
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, parts_of, record
@@ -207,7 +206,7 @@ def test_after_steps_copies_are_rounded_masters_and_small_updates_are_not_lost(s
     for step in (1, 2, 3):
         model.step(tokens, targets, step, AdamW(lr=1e-5, weight_decay=0.0), micro_batches=shape.micro_batches)
     arrays = model.interpreter.arrays
-    for name, parameter in model_state_of(model).parameters.items():
+    for name, parameter in model.parameters.items():
         for key, copy in parameter.copies.items():
             assert np.array_equal(arrays[copy], to_bf16(arrays[parameter.weights[key]]))
         moved = np.abs(model.state()[name] - before[name])

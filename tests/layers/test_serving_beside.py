@@ -177,7 +177,7 @@ async def test_once_texts_are_played_memory_no_longer_grows_whatever_is_written_
     async with scene("cpu") as (trainer, server):
         await trainer.step(*BATCHES[0])
         await server.publish()
-        share, used = server._source.share, []
+        share, used = server._source.runtime, []
         for batch in BATCHES[1:]:
             await written(server, 0)
             await trainer.step(*batch)

@@ -205,6 +205,7 @@ import asyncio, json, sys
 import numpy as np
 from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.model import model_state_of
 
 CONFIG = GPT2Config(n_layer=6, n_head=8, n_embd=512, block_size=64, vocab_size=4000)
 
