@@ -44,7 +44,7 @@ class Snapshot:
             return snapshot
 
     async def read(self, tile: Tile) -> NDArray[Any]:
-        """Return the bytes that the tile had when it was copied, as `engine.read` would have returned them."""
+        """Return the bytes that the tile had when it was copied, as `Runtime.read` would have returned them."""
         return self._copies[tile]
 
     def give_back(self) -> None:

@@ -113,7 +113,7 @@ def told_save(runtime: Runtime, model: str, path: Path, step: int, *, behind: bo
 
 
 class ToldRequest:
-    """The events of one request for text, on the engine's loop, from when it was asked for. share: computes the request."""
+    """The events of one request for text, on the engine's loop, from when it was asked for. runtime: computes it."""
 
     def __init__(self, runtime: Runtime, model: str, prompt_tokens: int) -> None:
         self._runtime = runtime

@@ -56,7 +56,7 @@ class Followed(Protocol):
 
 
 class Version:
-    """One copy of a model's weights on `engine`, a share.
+    """One copy of a model's weights on the share of `runtime`.
 
     name: the model's. number: how many updates the model had when the copy was made; None if the copy is not whole. readers:
     how many texts use it.
@@ -76,7 +76,7 @@ class Version:
         return -1 if self.number is None else self.number
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield its weights and their copies in another precision, in the order of `Model.weights`."""
+        """Yield its weights and their copies in another precision, in the order of `ModelState.weights`."""
         return self.parameters.weights()
 
     def check_whole(self, wish: str) -> None:
@@ -99,7 +99,7 @@ class Version:
 
 
 class Versions:
-    """The versions of `model` on `share`, which is not the model's own; a Source (source.py).
+    """The versions of `model` on the share of `runtime`, which is not the model's own; a Source (source.py).
 
     newest: the version that was published last. follows: whether steps are published; otherwise there is one version, of the
     weights at the time of `open`.
