@@ -2,13 +2,13 @@
 
     python bench/bench_overhead.py [--rounds 7] [--operations 4000] [--write]
 
-Microseconds per operation whose kernel does nothing, with three inputs and one output, by the path of every other one: an
-Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an unlimited link.
-With all tiles resident, and when every operation loads one tile and evicts one, clean or dirty. By coroutines (targets: at
-most 10 us resident, 40 with moves), and played, which a program is from its second run in a row on (0.5 and 1.0). Beside it
-the CPU time that all threads took for an operation. And how long it takes until a program is played: its second run less a
-later one, of fresh programs. One row is of operations outside any program: the caller's loop awaits `Runtime.launch` of one
-after another, with all tiles resident (no target).
+Microseconds per operation whose kernel does nothing, with three inputs and one output. The operation takes the same path as
+every other: an Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an
+unlimited link. Cases: all tiles resident, and one tile loaded and one evicted per operation, clean or dirty. Each case runs by
+coroutines (targets: at most 10 us resident, 40 with moves), and played, which starts with a program's second run in a row (0.5
+and 1.0). The table also gives the CPU time of all threads per operation, and how long it takes until a program is played: the
+second run minus a later one, of fresh programs. One row is for operations outside any program: the caller's loop awaits
+`Runtime.launch` of one after another, with all tiles resident (no target).
 
     python bench/bench_overhead.py --against TREE [--starts 12] [--rounds 18]
 
