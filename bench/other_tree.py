@@ -1,7 +1,6 @@
 """Names of another commit's package, mapped to the names that this tree's benchmarks use.
 
-Only for `--against` (bench/against.py). Remove this file when nobody compares with commits from before asynctile/ had
-subpackages.
+Only for `--against` (bench/against.py). Remove this file when nobody compares with commits from before shares had runtimes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def add_missing_names() -> None:
 
 
 class _Inside:
-    """What is inside a share, of one that has all of it itself."""
+    """The inside of a share from before there were runtimes: the share itself."""
 
     def __init__(self, share: Any) -> None:
         self._share, self.device = share, share._device
@@ -46,7 +45,7 @@ class _Inside:
 
 
 def _module(name: str) -> Any:
-    """That module, a new one if there is none."""
+    """Return a module by name; an empty new one if there is none."""
     if _missing(name):
         sys.modules[name] = ModuleType(name)
     return importlib.import_module(name)

@@ -41,7 +41,7 @@ class Weights(Protocol):
 
 
 class Source(Protocol):
-    """The place that texts take their weights from. runtime: where the texts are computed. parameters: their shapes."""
+    """The place that texts take their weights from. runtime: computes the texts. parameters: their shapes."""
 
     runtime: Runtime
     parameters: Parameters
