@@ -24,6 +24,7 @@ from asynctile.runtime import Runtime
 from asynctile.share import Share
 from asynctile.storage.input import shown
 from asynctile.storage.region import SpillRegion
+from asynctile.streams.stall import called
 from asynctile.streams.stream import Stream
 
 T = TypeVar("T")
@@ -91,7 +92,13 @@ class LentRuntime(Runtime):
         if isinstance(tiers.spill, SpillRegion):
             tiers.spill.give_back()
 
-    async def _counted(self, job: Coroutine[Any, Any, T]) -> T:
+    def _counted(self, job: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return a job that `end` waits for, with the name that `job` has in messages."""
+        counted = self._count(job)
+        counted.__qualname__ = getattr(job, "__qualname__", counted.__qualname__)
+        return counted
+
+    async def _count(self, job: Coroutine[Any, Any, T]) -> T:
         """Run `job`, which `end` waits for, on the device's loop."""
         if self._has_ended:  # since the call was made
             job.close()
@@ -123,6 +130,7 @@ class Lender:
         self.lent: dict[Share, LentRuntime] = {}
         self._numbers = itertools.count(1)
 
+    @called("Engine.share")
     async def lend(self, name: str | None, sizes: Sequence[int], weight: float, interactive: bool) -> Share:
         """Lend a share whole, or nothing at all, on the device's loop; errors as those of Engine.share.
 
@@ -154,6 +162,7 @@ class Lender:
                     region.give_back()
                 raise
 
+    @called("Engine.share")
     async def take_back(self, share: Share) -> None:
         """End the share's jobs, free its tiles and take its caps back, on the device's loop. Not to be cancelled."""
         runtime = self.lent[share]

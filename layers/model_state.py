@@ -38,6 +38,7 @@ from asynctile.repeat.job import Job
 from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
+from asynctile.streams.stall import called
 
 #: Up to this many tiles a model is checked against the caps tile by tile, which says exactly what fits.
 COUNTED_TILES = 10_000
@@ -156,7 +157,11 @@ class ModelState:
 
     async def release(self) -> None:
         """Free every tile of the model; it cannot be used afterwards."""
-        self.torn = "the model was released"
+        self.torn = "the model was released"  # at once: steps that are asked for from now on find no tiles
+        await self.runtime.call(self._free())
+
+    @called("Model.release")
+    async def _free(self) -> None:
         await self.runtime.release(self.parameters.states())
 
     async def publish(self) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import PendingWork, Runner, StreamEvent
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Logged for a thread that `close` waits for no longer; takes the thread's name.
 LEFT_BEHIND = "thread %s hangs in its work and is left behind; it ends when that work does"
@@ -40,6 +43,16 @@ def who() -> str:
     task = asyncio.current_task()
     name: str = getattr(task.get_coro(), "__qualname__", "somebody") if task is not None else "somebody"
     return name.partition(".<locals>")[0].replace("._", ".")
+
+
+def called(name: str) -> Callable[[F], F]:
+    """Give a coroutine function the name that its users know it by, for `who`."""
+
+    def rename(function: F) -> F:
+        function.__qualname__ = name
+        return function
+
+    return rename
 
 
 def _waiter(piece: PendingWork) -> str:

@@ -29,11 +29,13 @@ from asynctile.events import (
     SaveDone,
     SaveFailed,
     StepDone,
+    Waiting,
 )
 from asynctile.hub import Events
 from asynctile.layers import Trainer
 from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
+from asynctile.streams import run_ahead
 from tests.layers.saving import BATCHES, trainer_on
 from tests.layers.training import SMALL
 
@@ -259,3 +261,40 @@ async def test_models_are_numbered_until_they_are_named() -> None:
         one, other = (await trainer_on(engine)).model, (await trainer_on(engine)).model
         kinds, numbers = zip(*[model.name.split("-") for model in (one, other)], strict=True)
         assert kinds == ("gpt2", "gpt2") and int(numbers[1]) == int(numbers[0]) + 1
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["engine", "share"])
+async def test_a_wait_names_the_calls_that_users_know(part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a share as well, where each call is counted, and for calls whose work another class does."""
+    async with Engine("cpu", host_memory="64MiB") as engine, engine.share(host_memory="16MiB") as share:
+        on: Any = share if part else engine
+        trainer = await trainer_on(on)
+        monkeypatch.setattr(run_ahead, "LONG_S", 0.0)
+        reader, reached = engine.events(), asyncio.Event()
+
+        async def hold() -> None:
+            here = asyncio.get_running_loop()
+            free = here.create_future()
+            async with runtime_of(on).exclusive():
+                loop.call_soon_threadsafe(reached.set)
+                release.append(lambda: here.call_soon_threadsafe(free.set_result, None))
+                await free
+
+        async def lend() -> None:
+            async with engine.share(host_memory="1MiB"):
+                pass
+
+        loop, release = asyncio.get_running_loop(), list[Callable[[], object]]()
+        holder = asyncio.create_task(runtime_of(on).call(hold()))
+        await reached.wait()
+        calls = [trainer.model.logits(BATCHES[0][0]), trainer.model.release(), *([] if part else [lend()])]
+        tasks = [asyncio.create_task(call) for call in calls]
+        found: set[str] = set()
+        while len(found) < len(tasks):
+            told = await anext(reader)
+            if isinstance(told, Waiting):
+                found.add(told.text.partition(" waits for ")[0])
+                assert told.text.endswith("which is held by test_a_wait_names_the_calls_that_users_know")
+        release.pop()()
+        await asyncio.gather(holder, *tasks, return_exceptions=True)
+    assert found == {"Model.logits", "Model.release"} | (set() if part else {"Engine.share"})
