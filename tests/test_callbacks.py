@@ -13,6 +13,7 @@ import pytest
 
 from asynctile.callbacks import Callback, Callbacks, Run
 from asynctile.errors import AsynctileError
+from tests.settle import HANG_S
 
 REPORT: Any = SimpleNamespace(step=1)
 RUN = Run(folder=Path("runs/x"), options={"lr": 1e-3}, config={"n_layer": 2}, parameters=10, steps=3, first_step=1)
@@ -103,7 +104,7 @@ async def test_an_error_that_no_future_carries_out_of_a_thread_is_a_failure_like
     callbacks = Callbacks([Odd()])
     await callbacks.begin(RUN)
     with pytest.raises(AsynctileError, match=rf"Odd failed at step 1, line \d+ of .*: {error.__name__}\(\)"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             await callbacks.step(REPORT)
     await callbacks.end("failed")
 
@@ -129,7 +130,7 @@ async def test_a_running_callback_finishes_before_a_cancellation_is_raised() -> 
     class Slow(Callback):
         def step(self, report: Any) -> None:
             loop.call_soon_threadsafe(begun.set)
-            may_end.wait(10)
+            may_end.wait(HANG_S)
             told.append(report)
 
     callbacks = Callbacks([Slow()])

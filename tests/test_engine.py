@@ -15,6 +15,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.matmul import Matmul, product_in_ram
+from tests.settle import HANG_S
 
 KINDS = [("cpu", {}), ("emulated", {}), ("emulated", {"slots": 3}), ("emulated", {"slots": 5, "prefetch": 0})]
 
@@ -98,7 +99,7 @@ async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
                 issued += 1
 
         running = asyncio.create_task(runtime_of(engine).call(job()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while issued < RUN_AHEAD_OPERATIONS:  # noqa: ASYNC110  # counted on the other loop
                 await asyncio.sleep(0)
         assert issued == RUN_AHEAD_OPERATIONS

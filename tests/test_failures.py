@@ -12,7 +12,7 @@ from asynctile.ops import gemm
 from asynctile.share import runtime_of
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.matmul import Matmul, engine_for
-from tests.settle import settle, turns, until
+from tests.settle import HANG_S, settle, turns, until
 
 
 @pytest.mark.parametrize("kind", sorted(SURVIVED))
@@ -111,7 +111,7 @@ async def test_a_disk_that_stops_answering_is_named_with_the_waiting_work_and_th
         await work.prepare(engine)
         await work.run(engine)
         deaf.hangs.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError) as caught:
                 await work.run(engine)
             with pytest.raises(StalledError):
@@ -128,7 +128,7 @@ async def test_a_kernel_that_hangs_is_named(tmp_path):
     async with Engine("cpu", watchdog=0.2) as engine:
         await work.prepare(engine)
         runtime_of(engine).device.kernels["gemm"] = lambda *args: gate.wait()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
                 await work.run(engine)
         gate.set()
@@ -148,7 +148,7 @@ async def test_an_input_that_nobody_writes_is_named(tmp_path):
 
     async with Engine("cpu", watchdog=0.2) as engine:
         await runtime_of(engine).reserve(Matmul(n=1).demand)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"copy\(never, target\) waits for tile never, which nobody has written"):
                 await runtime_of(engine).launch(copy(Tile("never", (32, 32)), Tile("target", (32, 32))))
 
@@ -244,7 +244,7 @@ async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_p
 
 async def test_an_engine_closes_although_nobody_waits_for_its_hanging_work(tmp_path):
     deaf, work = Deaf(), Matmul()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
             await work.prepare(engine)
             deaf.hangs.set()

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.settle import HANG_S
+
 # Each engine is opened, forked and used in an interpreter of its own, away from pytest's threads and warnings.
 PROGRAM = """
 import asyncio, multiprocessing, os, sys, tempfile, warnings
@@ -37,7 +39,7 @@ async def refused(what, work):
     try:
         result = work()
         if hasattr(result, "__await__"):
-            await asyncio.wait_for(result, 5)
+            await asyncio.wait_for(result, 60)
     except DeviceError as error:
         assert "forked child" in str(error) and str(os.getppid()) in str(error), error
     else:
@@ -102,5 +104,5 @@ asyncio.run(main())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("kind", ["cpu", "emulated", "spill"])
 def test_a_forked_child_is_refused_at_once_and_may_open_an_engine_of_its_own(kind):
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=30)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=HANG_S)
     assert (ran.returncode, ran.stdout) == (0, "parent and child are well\n"), ran.stderr

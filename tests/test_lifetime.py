@@ -14,7 +14,7 @@ from asynctile.loop.exclusive import Exclusive
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
-from tests.settle import until
+from tests.settle import HANG_S, until
 
 
 def threads():
@@ -86,7 +86,7 @@ async def test_a_result_made_for_a_cancelled_caller_is_undone(moment):
         caller.append(asyncio.create_task(runtime_of(engine).call(job(), undo)))
         if moment == "just made":
             await asyncio.sleep(0)
-            assert made.wait(20)  # without a turn of this loop: the result has not arrived
+            assert made.wait(HANG_S)  # without a turn of this loop: the result has not arrived
             caller[0].cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller[0]
@@ -107,7 +107,7 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_its_resu
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(lambda *_: None)
         task = loop.create_task(runtime_of(engine).call(job(), undo))
-        loop.call_soon(lambda: (began.wait(20), loop.stop()))
+        loop.call_soon(lambda: (began.wait(HANG_S), loop.stop()))
         loop.run_forever()
         loop.close()
         assert not task.done()

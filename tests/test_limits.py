@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.settle import HANG_S
+
 # Child processes, because a limit cannot be taken back and the interpreter of the tests has mapped much already.
 PROGRAM = """
 import asyncio, json, os, resource, sys, tempfile
@@ -61,7 +63,7 @@ asyncio.run(main())
 
 def train_under(**limits):
     """Train a small model and one that does not fit; return the message that the second got without a spill folder."""
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(limits)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(limits)], capture_output=True, text=True, timeout=HANG_S)
     assert ran.returncode == 0, (ran.returncode, ran.stderr)
     return json.loads(ran.stdout)
 

@@ -12,7 +12,7 @@ from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.streams import run_ahead
 from tests.by_hand import NBYTES, on_host, program_of, standing, values
-from tests.settle import settle, until
+from tests.settle import HANG_S, settle, until
 
 
 async def test_launches_run_ahead_by_a_bounded_number_of_bytes_to_copy(monkeypatch):
@@ -29,7 +29,7 @@ async def test_launches_run_ahead_by_a_bounded_number_of_bytes_to_copy(monkeypat
         await runtime_of(engine).reserve(demand_of([program_of(*operations)], tiles))
         await runtime_of(engine).store(values(many).items())
         true = runtime_of(engine).device.kernels["copy"]
-        runtime_of(engine).device.kernels["copy"] = lambda *args: (gate.wait(20), true(*args))
+        runtime_of(engine).device.kernels["copy"] = lambda *args: (gate.wait(HANG_S), true(*args))
         running = asyncio.create_task(launches())
         await until(lambda: engine.statistics().uploaded_bytes >= 6 * NBYTES)
         await settle(engine)

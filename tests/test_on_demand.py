@@ -11,6 +11,7 @@ import pytest
 import asynctile
 import asynctile.layers
 from asynctile.on_demand import on_demand
+from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,5 +40,5 @@ from asynctile import *
 assert Engine.__module__ == "asynctile.engine" and GPT2 is asynctile.layers.Model
 assert "numpy" in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr

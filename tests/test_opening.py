@@ -13,7 +13,7 @@ from asynctile import DeviceError, Engine
 from asynctile.events import Closing
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
-from tests.settle import turns, until
+from tests.settle import HANG_S, turns, until
 from tests.test_lifetime import blas, threads
 
 TWICE = "an engine opens once: make a new Engine to go on"
@@ -134,8 +134,8 @@ async def test_an_engine_that_is_closed_while_it_opens_is_never_open(compiled):
 
     def warm(report, stop):
         warms.set()
-        assert go_on.wait(20)
-        assert stop.wait(20)
+        assert go_on.wait(HANG_S)
+        assert stop.wait(HANG_S)
         stopped.append(True)
         return compiled == "all"
 
@@ -203,7 +203,7 @@ async def test_a_caller_whose_loop_ends_midway_leaves_a_closed_engine(way):
 
         def held(report, stop):
             began.set()
-            assert go_on.wait(20)
+            assert go_on.wait(HANG_S)
             return warm(report, stop)
 
         device_of(engine).warm = held
@@ -213,7 +213,7 @@ async def test_a_caller_whose_loop_ends_midway_leaves_a_closed_engine(way):
         loop.set_exception_handler(lambda *_: None)
         task = loop.create_task(getattr(engine, way)())
         loop.run_until_complete(turns())
-        assert began.wait(20)
+        assert began.wait(HANG_S)
         loop.close()
         task.get_coro().close()
 

@@ -15,7 +15,7 @@ from asynctile import BudgetError, DeviceError, Engine, StalledError
 from asynctile.ops import copy, fill
 from asynctile.share import runtime_of
 from tests.matmul import Matmul
-from tests.settle import until
+from tests.settle import HANG_S, until
 
 WORK = Matmul()
 ALL = 3 * 16 * WORK.nbytes  # all tiles of the work
@@ -107,7 +107,7 @@ async def test_the_end_of_a_share_waits_for_running_work_and_refuses_new_work():
 
 async def test_a_share_that_hangs_at_its_end_keeps_its_memory_and_the_engine_closes():
     gate = threading.Event()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL, watchdog=0.3) as engine:
             before = caps(engine)
 
@@ -245,7 +245,7 @@ def test_a_coroutine_thrown_away_with_its_loop_inside_a_share_leaves_nothing_ope
     gc.collect()
     assert entered and ours
     for thread in ours:
-        thread.join(20)
+        thread.join(HANG_S)
         assert not thread.is_alive(), thread.name
 
 

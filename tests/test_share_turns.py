@@ -17,7 +17,7 @@ from asynctile.share import runtime_of
 from asynctile.streams.gate import CLOSED, OPEN
 from tests.by_hand import enqueued, program_of, standing
 from tests.matmul import Matmul, product_in_ram
-from tests.settle import settle, until
+from tests.settle import HANG_S, settle, until
 
 WORK = Matmul()
 ALL = 3 * 16 * WORK.nbytes
@@ -218,7 +218,7 @@ async def test_closing_the_engine_lets_held_back_work_run_out(monkeypatch):
         await settle(whole)
         assert runtime_of(part).turn.has_work(whole._life.device.streams())
         closing = asyncio.create_task(whole.aclose())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await asyncio.wait([training])  # although the other's kernel still runs
         assert training.done() and not asking.done()
         asked.go_on.set()

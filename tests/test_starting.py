@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.settle import HANG_S
+
 ROOT = Path(__file__).resolve().parents[1]
 #: Python runs this before everything else. It sends Ctrl-C as soon as a module of this name is looked for.
 SENDER = """
@@ -45,7 +47,7 @@ def run_with(folder: Path, command: list[str], before: str) -> tuple[int, str, s
     (folder / "sitecustomize.py").write_text(before)
     environment = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
-                          check=False, timeout=60)
+                          check=False, timeout=HANG_S)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -14,5 +14,5 @@ def clean(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in (*HARMFUL, "OUT", "COMMIT")} | more
 
 
-def run(*command: str | Path, cwd: Path = ROOT, limit_s: float = 100, **more: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path = ROOT, limit_s: float = 200, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=clean(**more), capture_output=True, text=True, timeout=limit_s, check=False)

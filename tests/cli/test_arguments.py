@@ -14,6 +14,7 @@ from asynctile.cli.arguments import COMMANDS, build_parser
 from asynctile.cli.option import flag, options_of
 from asynctile.cli.options import Options
 from tests.cli.conftest import Program
+from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Modules that take seconds to import, or that only commands need.
@@ -32,7 +33,7 @@ except SystemExit:
 found = {{name.partition(".")[0] for name in sys.modules}}
 print("heavy:", sorted(found & set({HEAVY})))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.stdout.splitlines()[-1] == "heavy: []", done.stdout + done.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 from asynctile.measure import known
 from asynctile.schedule.rates import CORES, Rates
 from tests.cli.conftest import Program
+from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,5 +122,5 @@ def test_help(program: Program, command: str) -> None:
 
 def test_the_module_run_into_a_closed_pipe_ends_cleanly() -> None:
     command = f"{sys.executable} -m asynctile info | true"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.stderr == ""

@@ -17,6 +17,7 @@ from asynctile.layers.data import ValidationBatches
 from tests.cli.conftest import Program
 from tests.cli.test_links import everything
 from tests.cli.test_refusals import refused as refused_train
+from tests.settle import HANG_S
 
 
 def refused(result: tuple[int, str, str], *said: str) -> None:
@@ -84,7 +85,7 @@ def test_a_signal_ends_it_while_a_thread_reads_the_text(
         told.append(what)
         if what == moment and told.count(moment) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-            assert seen.wait(60)  # the main thread has it
+            assert seen.wait(HANG_S)  # the main thread has it
 
     monkeypatch.setattr(Interrupt, "_ask", asked)
 

@@ -26,6 +26,7 @@ from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.run_folder import RunFolder
 from tests.cli.conftest import Program
 from tests.cli.test_train import stop_after
+from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The parts of a line that belong to the result; the others are durations and byte counts.
@@ -107,7 +108,7 @@ def ended(script: str, **how: Any) -> tuple[int, str, str]:
     """Run `CLOCK` and the script in a process; return status, stdout and stderr."""
     command = [sys.executable, "-c", CLOCK + textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, stdout=how.get("stdout", subprocess.PIPE), stderr=subprocess.PIPE, text=True,
-                          check=False, timeout=60)  # fmt: skip
+                          check=False, timeout=HANG_S)  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
 
@@ -277,7 +278,7 @@ def test_a_run_that_ends_at_once_and_its_resume_name_the_checkpoint_to_resume_fr
     words = ["train", "--data", text, "--model", shape, "--device", "cpu", "--batch-size", 4, "--steps", 6, "--out", run,
              "--save-every", 2, "--validate-every", 6]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", STOPPED, f"{step}", *map(str, words)], cwd=ROOT, capture_output=True,
-                          text=True, check=False, timeout=120)  # fmt: skip
+                          text=True, check=False, timeout=HANG_S)  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "")
     assert done.stdout.splitlines()[-1] == f"asynctile train: stopped at once; with --resume, {says}"
     status, out, err = program("train", "--resume", "--out", run)

@@ -22,6 +22,7 @@ from asynctile.cli import picture as pictures
 from asynctile.cli.picture import Picture
 from asynctile.layers.entropy import bigram_loss
 from tests.cli.conftest import Program
+from tests.settle import HANG_S
 
 
 class Drawing:
@@ -36,7 +37,7 @@ class Drawing:
     def __call__(self, metrics: Path, png: Path, *, bigram_loss: float) -> Path:
         self.begun += 1
         self.threads.add(threading.current_thread())
-        assert self.may_end.wait(20)
+        assert self.may_end.wait(HANG_S)
         self.done += 1
         if self.error is not None:
             raise self.error
@@ -125,7 +126,7 @@ def test_a_backend_that_is_not_installed_ends_no_run(text: Path, shape: Path, tm
     command = [sys.executable, "-m", "asynctile", "train", "--data", text, "--model", shape, "--device", "cpu", "--steps", "1",
                "--out", tmp_path / "run"]  # fmt: skip
     environment = os.environ | {"MPLBACKEND": "no_such_backend"}
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -22,6 +22,7 @@ from asynctile.errors import AsynctileError
 from asynctile.storage.checksums import checksum
 from asynctile.storage.tensors import TensorWriter
 from tests.cli.conftest import Program
+from tests.settle import HANG_S
 
 
 def checkpoints(run: Path) -> list[str]:
@@ -76,7 +77,7 @@ def test_a_checkpoint_being_written_while_a_step_fails_is_completed(
     run, failed, show = tmp_path / "run", threading.Event(), PlainDisplay.step
 
     def written(*told: Any) -> str:
-        assert failed.wait(20)
+        assert failed.wait(HANG_S)
         return checksum(*told)
 
     def failing(display: PlainDisplay, report: Any) -> None:

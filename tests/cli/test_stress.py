@@ -35,6 +35,7 @@ from asynctile.program.operation import UPDATE, WRITE
 from asynctile.storage.tile import Tile
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
+from tests.settle import HANG_S
 
 
 def stress(program: Program, tmp_path: Path, *words: object) -> tuple[int, str, str]:
@@ -229,7 +230,7 @@ conductor._PLAYS["random"] = play
 sys.exit(main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "stress", "--scenario", "random", "--spill", str(tmp_path), "--seed", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 1, done.stderr
     assert "hung in random: the round did not end within 0.2 s; no engine is open" in done.stdout
     assert list(tmp_path.iterdir()) == []

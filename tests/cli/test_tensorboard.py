@@ -15,6 +15,7 @@ import pytest
 
 from asynctile.cli.tensorboard import points
 from tests.cli.conftest import Program
+from tests.settle import HANG_S
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -58,8 +59,8 @@ def test_a_run_that_was_killed_and_resumed_has_each_step_once(
     (tmp_path / "killing.py").write_text(KILLING)
     words = ["train", "--data", text, "--model", shape, "--device", "cpu", "--batch-size", "4", "--steps", "8",
              "--save-every", "3", "--out", "run", "--tensorboard", "--callback", "killing:Killing"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "asynctile", *map(str, words)], cwd=tmp_path, capture_output=True, timeout=100,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "asynctile", *map(str, words)], cwd=tmp_path, capture_output=True,
+                          timeout=HANG_S, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     run = tmp_path / "run"
     lost = read(run)["train/loss"]

@@ -24,7 +24,7 @@ from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import Output, complain, console_on, one_line, printable, say
 from tests.cli.conftest import Program
-from tests.settle import turns
+from tests.settle import HANG_S, turns
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e\ud800"
@@ -236,5 +236,5 @@ def test_a_program_can_start_without_standard_streams(tmp_path: Path) -> None:
     """The files that it opens do not become its stdout."""
     script = f"from asynctile.cli import main; file = open({str(tmp_path / 'status')!r}, 'w'); print(main(['info']), file=file)"
     command = f"exec '{sys.executable}' -c \"{script}\" <&- >&- 2>&-"
-    subprocess.run(["bash", "-c", command], cwd=ROOT, check=True, timeout=60)
+    subprocess.run(["bash", "-c", command], cwd=ROOT, check=True, timeout=HANG_S)
     assert (tmp_path / "status").read_text() == "0\n"

@@ -20,6 +20,7 @@ from blockbuster import BlockingError
 from asynctile import Engine
 from asynctile.layers import GPT2
 from tests.client import whole_face
+from tests.settle import HANG_S
 from tests.strict import nothing_blocks
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -48,6 +49,6 @@ def test_development_mode_reports_nothing(tmp_path: Path) -> None:
     client = Path(whole_face.__file__)
     command = [sys.executable, "-X", "dev", "-W", "error", client, tmp_path]
     debug = os.environ | {"PYTHONASYNCIODEBUG": "1", "PYTHONPATH": str(client.parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=debug)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, env=debug)
     said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
     assert (done.returncode, said) == (0, [])

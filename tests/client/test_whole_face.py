@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.client import whole_face
+from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Reading the types of numpy, starlette and aiohttp takes most of the time, so it is done once.
@@ -37,7 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checked(tmp_path: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a module away from the checkout, so that it finds the installed asynctile."""
-    return subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_clients_are_clean_under_mypy_strict(python: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from asynctile.program.precision import BF16
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.cuda.graph import CudaError, Node, SoftGraph
+from tests.settle import HANG_S
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -375,7 +376,7 @@ def test_a_graph_launched_while_it_runs_follows_itself(streams):
     streams.work(streams.compute, "b")
     graph = driver.end_capture(streams.compute)
     driver.launch_graph(graph, streams.compute)
-    assert first.wait(20)
+    assert first.wait(HANG_S)
     driver.launch_graph(graph, streams.up)
     streams.settle()
     assert "".join(streams.ran) == "abab"

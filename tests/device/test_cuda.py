@@ -26,7 +26,7 @@ from asynctile.storage.tile import Tile
 from asynctile.streams.recorder import Ran, Recorder
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
-from tests.settle import turns, until
+from tests.settle import HANG_S, turns, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TILES = Tile("a", (16,)), Tile("b", (16,))
@@ -241,7 +241,7 @@ def test_time_that_compute_waits_for_copies_is_counted_while_a_trace_is_recorded
     load = device.upload(views[0], np.ones(16, np.float32), ())
     computed = device.launch(copy(*TILES), views[:2], None, (load,))
     began, _ = computed.seen.stall
-    assert device.driver._events[began].happened.wait(20)
+    assert device.driver._events[began].happened.wait(HANG_S)
     clock.now = 1.25
     gate.set()
     computed.wait()
@@ -279,7 +279,7 @@ def test_a_trace_shows_the_work_of_each_stream(device, views):
 
 async def settled(*events):
     """Wait until these events have settled, with or without an error; TimeoutError after 20 s."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         for event in events:
             await event.settled()
 
@@ -352,7 +352,7 @@ def test_host_work_still_waiting_does_not_run_after_the_device_was_closed():
     gate.set()
     for thread in threading.enumerate():
         if thread.name in ("asynctile-files", "asynctile-compute"):
-            thread.join(20)
+            thread.join(HANG_S)
     assert isinstance(event.error, DeviceError)
     assert device.driver.launches == 0
     del arena

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from asynctile.cli import main
+from tests.settle import HANG_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -19,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def printed(name: str, tmp_path: Path, leaves: tuple[str, ...] = ()) -> str:
     """Return an example's output, run away from the checkout with warnings as errors. leaves: the files that it makes."""
     command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == list(leaves)
     return done.stdout

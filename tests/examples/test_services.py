@@ -22,6 +22,7 @@ import uvicorn
 from aiohttp import web
 
 from asynctile.layers import GPT2
+from tests.settle import HANG_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TEXT = b"a service answers while it trains; " * 20
@@ -41,7 +42,7 @@ async def comes(condition: Callable[[], bool]) -> None:
 
     Loop turns are not enough for sockets, nor for kernels that must be compiled first.
     """
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

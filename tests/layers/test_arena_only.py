@@ -17,6 +17,7 @@ from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
 from tests.layers.training import OPTIMIZER, RAGGED, assert_same_tensors, batches_of, lively, outcome
+from tests.settle import HANG_S
 
 LARGEST = 64 << 10
 #: Tiles of 256 KiB: a temporary of a tile's size is far above LARGEST.
@@ -139,7 +140,7 @@ asyncio.run(main())
 def test_the_process_grows_by_its_budgets_and_little_more(tmp_path: Path) -> None:
     program = tmp_path / "resident.py"
     program.write_text(RESIDENT)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     print({name: f"{value / 2**20:.0f} MiB" for name, value in found.items()})

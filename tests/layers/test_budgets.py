@@ -13,7 +13,7 @@ from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 from asynctile.share import runtime_of
-from tests.settle import until
+from tests.settle import HANG_S, until
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
 
@@ -89,7 +89,7 @@ async def test_an_engine_that_closes_ends_the_work_in_it_and_does_not_hang() -> 
         await runtime_of(engine).synchronize()
         step = asyncio.create_task(trainer.step(tokens(), tokens()))
         await until(lambda: runtime_of(engine).tiers.run_ahead.is_behind)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         (ended,) = await asyncio.gather(step, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError | DeviceError)
     with pytest.raises(DeviceError, match="opens once"):

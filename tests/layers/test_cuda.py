@@ -36,9 +36,8 @@ from tests.layers.training import (
     moments_of,
     outcome,
 )
-from tests.settle import settle, until
+from tests.settle import HANG_S, settle, until
 
-PROGRESS_S = 100
 STEPS = 4  # step 1 loads tiles, step 2 captures graphs, later steps replay them
 #: Several whole sequences in each of two row tiles, heads of 16 columns.
 WHOLE = make_shape(32, 2, 35, 24, tile=32, batch=6, length=10, micro_batches=2)
@@ -50,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("soft_gpu")
 
 async def on_gpu(*, steps: int = STEPS, **options: Any) -> Outcome:
     engine_options = {key: options.pop(key) for key in list(options) if key in ENGINE_OPTIONS}
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         return await outcome(SMALL, steps=steps, device="cuda:0", engine_options=engine_options, **options)
 
 
@@ -106,7 +105,7 @@ async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, p
 
 
 async def test_a_step_reports_its_wait_for_copies_while_it_is_traced_and_nan_otherwise() -> None:
-    async with asyncio.timeout(PROGRESS_S), Engine("cuda:0", device_memory=STATES // 3) as engine:
+    async with asyncio.timeout(HANG_S), Engine("cuda:0", device_memory=STATES // 3) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER)
         batches = batches_of(SMALL, STEPS)
         unknown = [await trainer.step(*batch) for batch in batches]

@@ -22,10 +22,8 @@ from tests.inside_engine import device_of
 from tests.layers.replaying import Endless, Held, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors
 from tests.repeat.interleaving import BATCHES, played, states_of
-from tests.settle import settle, until
+from tests.settle import HANG_S, settle, until
 from tests.test_failures import Deaf
-
-PROGRESS_S = 60
 
 
 async def graphs_of_a_step(trainer: Trainer, driver: Any, batch: int) -> int:
@@ -87,7 +85,7 @@ async def test_a_step_cancelled_before_its_first_graph_never_began_and_after_its
             count, held = trainer.step_count, Held(engine, call)
             step = asyncio.create_task(trainer.step(*BATCHES[3]))
             try:
-                async with asyncio.timeout(PROGRESS_S):
+                async with asyncio.timeout(HANG_S):
                     await until(held.reached.is_set)
                     step.cancel()
                     await settle(engine)
@@ -136,7 +134,7 @@ async def test_a_replayed_step_without_a_finite_loss_is_skipped(
 
 
 async def assert_stalls(trainer: Trainer, says: str) -> None:
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         with pytest.raises(StalledError, match=says):
             await trainer.step(*BATCHES[3])
         with pytest.raises((StalledError, TornModelError)):
@@ -148,7 +146,7 @@ async def test_an_update_in_ram_that_never_ends_is_named_and_the_engine_closes(
     where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adamw = Endless(cpu_kernels.KERNELS["adamw"])
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         async with training(place_of(where, tmp_path, watchdog=0.4), update="host", **options) as (_, trainer):
             await played(trainer, 0, 1, 2)
             monkeypatch.setitem(cpu_kernels.KERNELS, "adamw", adamw)
@@ -161,7 +159,7 @@ async def test_an_update_in_ram_that_never_ends_is_named_and_the_engine_closes(
 async def test_a_disk_that_never_answers_is_named_and_the_engine_closes(transfer: str, soft_gpu: Any, tmp_path: Path) -> None:
     deaf = Deaf(transfer)
     place = place_of("over a file", tmp_path, watchdog=0.4, wrap_spill=deaf.wrap)
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         async with training(place) as (_, trainer):
             await played(trainer, 0, 1, 2)
             deaf.hangs.set()
@@ -171,7 +169,7 @@ async def test_a_disk_that_never_answers_is_named_and_the_engine_closes(transfer
 
 @pytest.mark.parametrize("where", ["at a half"])
 async def test_a_gpu_that_never_answers_is_named_and_the_engine_closes(where: str, soft_gpu: Any, tmp_path: Path) -> None:
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         async with training(place_of(where, tmp_path, watchdog=0.4)) as (engine, trainer):
             await played(trainer, 0, 1, 2)
             driver, threads = device_of(engine).driver, [thread for thread in threading.enumerate() if is_ours(thread)]
@@ -189,7 +187,7 @@ def is_ours(thread: threading.Thread) -> bool:
 async def test_closing_the_engine_during_a_replayed_step_ends_the_step(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         async with training(place_of(where, tmp_path)) as (engine, trainer):
             await played(trainer, 0, 1, 2)
             held = Held(engine, 1)

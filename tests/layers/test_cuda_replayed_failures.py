@@ -21,8 +21,7 @@ from tests.inside_engine import device_of
 from tests.layers.replaying import Once, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors
 from tests.repeat.interleaving import BATCHES, played, states_of
-
-PROGRESS_S = 60
+from tests.settle import HANG_S
 
 
 class Reads(Faults):
@@ -152,7 +151,7 @@ async def test_an_update_in_ram_that_fails_tears_the_model(
 async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
     where: str, first: bool, soft_gpu: Any, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         async with training(place_of(where, tmp_path)) as (engine, trainer):
             driver = device_of(engine).driver
             await played(trainer, 0, 1)

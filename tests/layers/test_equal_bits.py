@@ -27,9 +27,9 @@ from tests.inside_engine import device_of
 from tests.laws import law
 from tests.layers.shapes import LIGHT, Shape
 from tests.layers.training import NARROW, RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
+from tests.settle import HANG_S
 
 #: None of these runs takes more than a second or two; a hanging run must not take the whole suite with it.
-PROGRESS_S = 60
 STEPS = 2
 _yardsticks: dict[Shape, Outcome] = {}
 
@@ -43,7 +43,7 @@ async def yardstick(shape: Shape) -> Outcome:
 async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -> Outcome:
     """Assert that a run under `cap` ends, stays below it, and gives the yardstick's bits."""
     options = {"device_memory": cap, "prefetch": prefetch}
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         found = await outcome(shape, steps=STEPS, engine_options=options, **more)
     assert_same_bits(found, await yardstick(shape))
     assert cap is None or found.device_peak_bytes <= cap

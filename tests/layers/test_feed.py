@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from asynctile.layers.feed import Feed
+from tests.settle import HANG_S
 
 
 def numbers(gate: threading.Event) -> Iterator[int]:
     """Yield 1 once the gate is open, then 2."""
-    gate.wait(10)
+    gate.wait(HANG_S)
     yield 1
     yield 2
 

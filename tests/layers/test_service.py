@@ -17,6 +17,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, states_of, trainer_on
 from tests.layers.training import SMALL
+from tests.settle import HANG_S
 
 
 async def test_every_timeout_of_a_save_gives_its_ram_back(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ async def test_no_ram_is_lent_to_a_save_while_another_job_holds_the_engine(tmp_p
     async def held() -> None:
         async with runtime_of(engine).exclusive():
             saving = runtime_of(engine).spawn(trainer.save(tmp_path / "c", wait=False))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_S):
                 while not runtime_of(engine).busy._waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
             assert not runtime_of(engine).tiers.caps.loans
@@ -106,7 +107,7 @@ async def test_a_hanging_save_beside_training_is_named_while_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, write = threading.Event(), TensorWriter.write
-    monkeypatch.setattr(TensorWriter, "write", lambda *args: (answers.wait(30), write(*args)))
+    monkeypatch.setattr(TensorWriter, "write", lambda *args: (answers.wait(HANG_S), write(*args)))
     async with Engine("cpu", watchdog=0.4) as engine:
         trainer = await trainer_on(engine, steps=1)
         await trainer.save(tmp_path / "hangs", wait=False)

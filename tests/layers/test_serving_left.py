@@ -19,7 +19,7 @@ from asynctile.layers.server import Server
 from asynctile.share import runtime_of
 from tests.layers.serving import PROMPTS, SHAPE, held_by, hold, one_by_one, text, texts
 from tests.layers.training import lively
-from tests.settle import until
+from tests.settle import HANG_S, until
 
 
 async def test_closing_a_server_or_an_engine_ends_its_readers() -> None:
@@ -128,7 +128,7 @@ async def test_a_request_that_is_thrown_away_between_two_tokens_leaves() -> None
 
         def slowly(request: Request, logits: Any) -> Any:
             if len(request.tokens) == 3:
-                go_on.wait(20)
+                go_on.wait(HANG_S)
             return choose(request, logits)
 
         with pytest.MonkeyPatch.context() as patch:

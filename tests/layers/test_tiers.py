@@ -40,8 +40,8 @@ from tests.layers.training import (
     lively,
     outcome,
 )
+from tests.settle import HANG_S
 
-PROGRESS_S = 60
 STATES = RAGGED.config.states_nbytes
 _yardsticks: list[Outcome] = []
 
@@ -53,7 +53,7 @@ async def yardstick() -> Outcome:
 
 
 async def check(folder: Path, device: str, prefetch: int = 2, **caps: Any) -> None:
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         found = await outcome(
             RAGGED, steps=2, device=device, engine_options={"spill": folder, "prefetch": prefetch, "watchdog": 10, **caps}
         )
@@ -240,7 +240,8 @@ def test_creating_saving_loading_and_exporting_stay_within_the_budget(device: st
     (tmp_path / "spill").mkdir()
     script = tmp_path / "start_up.py"
     script.write_text(START_UP)
-    done = subprocess.run([sys.executable, script, tmp_path, device], capture_output=True, text=True, timeout=100, check=False)
+    command = [sys.executable, script, tmp_path, device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     caps = (48 << 20) + (32 << 20 if device == "emulated" else 0)
@@ -317,14 +318,14 @@ async def test_a_disk_that_does_not_answer_is_a_stall_and_the_folder_is_free_onc
         trainer = Trainer(await lively(engine, SMALL), micro_batches=2)
         await trainer.step(*SMALL.batch_of_tokens())
         shut.set()
-        async with asyncio.timeout(PROGRESS_S):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"nothing has moved for 0.3 s: the copy of tile .* has run on spill"):
                 await trainer.step(*SMALL.batch_of_tokens())
     with pytest.raises(TierError, match="in use"):
         async with Engine("cpu", spill=tmp_path):
             pass
     answer.set()
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         while any(thread.name.startswith("asynctile-spill") for thread in threading.enumerate()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     async with Engine("cpu", spill=tmp_path):

@@ -38,6 +38,7 @@ from tests.layers.training import (
     lively,
     moments_of,
 )  # fmt: skip
+from tests.settle import HANG_S
 
 SMALL_DEVICE = {"device": "emulated", "device_memory": NARROW.config.states_nbytes // 6}
 #: Without evictions, with evictions in flight, and with updates in RAM.
@@ -210,12 +211,12 @@ class Hang:
 
     def _hold(self) -> None:
         self._loop.call_soon_threadsafe(self._event.set)
-        assert self._go.wait(20)
+        assert self._go.wait(HANG_S)
         if self._then is not None:
             self._then()
 
     async def reached(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await self._event.wait()
 
     def release(self) -> None:
@@ -665,7 +666,7 @@ async def test_run_takes_batches_in_a_thread_and_loses_none_to_a_cancellation() 
             threads.add(threading.current_thread())
             if index == 1:
                 loop.call_soon_threadsafe(reached.set)
-                assert go.wait(20)
+                assert go.wait(HANG_S)
             yield batch
 
     async with Engine("cpu") as engine:
@@ -766,7 +767,7 @@ async def test_the_thread_of_a_run_ends_with_its_batches_its_steps_or_the_engine
         assert [report.step async for report in whole] == [1, 2]
         assert [report.step async for report in some] == [3]
         for run in (whole, some):
-            thread(run).join(20)
+            thread(run).join(HANG_S)
             assert not thread(run).is_alive()
             with pytest.raises(StopAsyncIteration):
                 await anext(run)

@@ -51,8 +51,8 @@ from tests.layers.training import (
     lively,
     outcome,
 )
+from tests.settle import HANG_S
 
-PROGRESS_S = 60
 STEPS = 2
 STATES = RAGGED.config.states_nbytes
 RATES = replace(CORES, flops_per_s=1e12, updated_per_s=4e10).limited(1e10)
@@ -69,7 +69,7 @@ async def yardstick() -> Outcome:
 
 
 async def check(update: str, **more: Any) -> Outcome:
-    async with asyncio.timeout(PROGRESS_S):
+    async with asyncio.timeout(HANG_S):
         found = await outcome(RAGGED, steps=STEPS, update=update, **more)
     assert_same_bits(found, await yardstick())
     return found

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from asynctile.loop.mailbox import Mailbox
-from tests.settle import turns
+from tests.settle import HANG_S, turns
 
 
 async def taken(box: Mailbox[int]) -> list[int]:
@@ -73,7 +73,7 @@ def test_a_reader_whose_loop_is_closed_delays_nobody() -> None:
     loop.close()
     writer = threading.Thread(target=box.put, args=(1,))
     writer.start()
-    writer.join(5)
+    writer.join(HANG_S)
     assert not writer.is_alive()
     assert asyncio.run(box.take()) == 1
     reading.get_coro().close()  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from asynctile.ops import fill
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.matmul import Matmul
-from tests.settle import until
+from tests.settle import HANG_S, until
 
 
 async def test_statistics_are_available_from_any_thread_while_the_engines_loop_is_blocked():
@@ -19,7 +19,7 @@ async def test_statistics_are_available_from_any_thread_while_the_engines_loop_i
 
     def block():
         blocked.set()
-        gate.wait(20)
+        gate.wait(HANG_S)
 
     async def hold_up():
         block()
@@ -40,7 +40,7 @@ async def test_queues_count_waiting_and_running_work():
     async with Engine("cpu") as engine:
         await work.prepare(engine)
         threads = device_of(engine).threads
-        runtime_of(engine).device.kernels["fill"] = lambda target, value: gate.wait(20)
+        runtime_of(engine).device.kernels["fill"] = lambda target, value: gate.wait(HANG_S)
 
         def depth():
             return {queue.name: (queue.waiting, queue.running) for queue in engine.statistics().queues}

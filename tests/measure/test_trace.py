@@ -25,6 +25,7 @@ from asynctile.measure.trace import Trace
 from asynctile.streams.recorder import Ran, Recorder
 from tests.cuda.build import missing
 from tests.measure.trace_format import problems, spans_of, tracks_of
+from tests.settle import HANG_S
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64)
 TOKENS = np.random.default_rng(0).integers(0, 64, (2, 16))
@@ -188,7 +189,7 @@ def ran(number: int) -> Ran:
 def test_a_slow_disk_costs_events_and_the_trace_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(most=10))
     go, append = threading.Event(), trace_file.TraceFile.append
-    monkeypatch.setattr(trace_file.TraceFile, "append", lambda *args: go.wait(20) and append(*args))
+    monkeypatch.setattr(trace_file.TraceFile, "append", lambda *args: go.wait(HANG_S) and append(*args))
     trace = Trace((), str(tmp_path / "t.json"), dict)
     for number in range(1000):
         trace.recorder.put(ran(number))

@@ -16,7 +16,7 @@ from asynctile.play.player import Player, player_supported
 from asynctile.play.tables import OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
 from tests.play.schedules import Marked, hold, play
-from tests.settle import turns, until
+from tests.settle import HANG_S, turns, until
 
 pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
 
@@ -108,7 +108,7 @@ async def test_a_player_whose_products_have_no_memory_has_no_threads(monkeypatch
 @pytest.mark.parametrize("forking", [[], ["fork"]])
 def test_an_interpreter_ends_although_nobody_closed_its_players(forking):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, *forking]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "to its end\n", "")
 
 
@@ -147,7 +147,7 @@ async def test_closing_from_another_thread_ends_the_threads_and_takes_the_descri
     player.release(0)
     closing = threading.Thread(target=player.close)
     closing.start()
-    closing.join(20)
+    closing.join(HANG_S)
     assert not closing.is_alive() and not of_players()
     await turns()
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -11,7 +11,7 @@ from asynctile.play.player import player_supported
 from asynctile.play.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
 from tests.play.schedules import Marked, hold, play
-from tests.settle import until
+from tests.settle import HANG_S, until
 
 pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
 
@@ -68,7 +68,7 @@ async def test_no_call_is_lost_however_often_work_is_held_and_released(players, 
     for turn in range(400):
         player.hold(*levels[turn % 4])
         await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         await playing
     assert (marked.marks == 1).all() and not marked.missing.any()
 

@@ -23,7 +23,7 @@ from asynctile.share import runtime_of
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, SHORT, a_weight, breaks, launch_as, played, states_of, training
-from tests.settle import settle
+from tests.settle import HANG_S, settle
 
 
 async def test_a_step_waits_for_an_operation_launched_by_hand_before_it(place: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ async def test_a_step_waits_for_an_operation_launched_by_hand_before_it(place: d
             go, true = threading.Event(), runtime_of(engine).device.kernels["fill"]
 
             def held(*args: Any, go: threading.Event = go, true: Callable[..., None] = true) -> None:
-                assert go.wait(20)
+                assert go.wait(HANG_S)
                 true(*args)
 
             await launch_as(engine, fill(a_weight(trainer), 0.5), held)

@@ -16,6 +16,7 @@ from asynctile.storage.faults import SURVIVED, Faults
 from tests.layers.shapes import Shape
 from tests.layers.training import NARROW, Tensors, assert_same_tensors, lively, moments_of
 from tests.repeat.test_space import OVER_A_FILE
+from tests.settle import HANG_S
 from tests.test_failures import Deaf
 
 OPTIMIZER = AdamW(lr=1e-2)
@@ -117,7 +118,7 @@ async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes
         for seed in range(3):
             await trainer.step(*NARROW.batch_of_tokens(seed))
         deaf.hangs.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"the copy of tile .* has run on spill.* waits for"):
                 await trainer.step(*NARROW.batch_of_tokens(3))
             with pytest.raises((StalledError, TornModelError)):

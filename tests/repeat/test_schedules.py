@@ -26,7 +26,7 @@ from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, states_of, training
-from tests.settle import settle
+from tests.settle import HANG_S, settle
 
 
 async def test_weights_lost_between_steps_are_not_trained_on(place: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ async def test_a_step_abandoned_while_its_calls_are_laid_out_leaves_no_tile(
 
     def held(*args: Any) -> Calls:
         reached.set()
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         return Calls(*args)
 
     monkeypatch.setattr("asynctile.repeat.templates.Calls", held)

@@ -16,7 +16,7 @@ from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.by_hand import NBYTES, enqueued, on_host, prepared, program_of, run, standing, values
 from tests.inside_engine import device_of
 from tests.matmul import Matmul, engine_for
-from tests.settle import let_through, settle, until
+from tests.settle import HANG_S, let_through, settle, until
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ async def test_a_kernel_that_hangs_on_the_host_is_named():
     async with Engine("emulated", watchdog=0.2) as engine:
         runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait()
         await prepared(engine, program, tiles)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             error, _ = await run(engine, program, tiles)
         gate.set()
     assert isinstance(error, StalledError)
@@ -193,7 +193,7 @@ async def test_a_slow_operation_of_the_host_does_not_delay_the_device():
     program, gate = program_of(on_host(gelu(a, b)), *many, copy(c, d)), threading.Event()
     done = threading.Event()
     async with Engine("emulated") as engine:
-        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait(20)
+        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait(HANG_S)
         true = runtime_of(engine).device.kernels["copy"]
         runtime_of(engine).device.kernels["copy"] = lambda *args: (true(*args), done.set())
         await prepared(engine, program, tiles)
@@ -207,7 +207,7 @@ async def test_the_run_ahead_of_the_host_is_bounded():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(*(on_host(gelu(a, b)) for _ in range(3 * RUN_AHEAD_OPERATIONS))), threading.Event()
     async with Engine("emulated") as engine:
-        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait(20)
+        runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait(HANG_S)
         await prepared(engine, program, tiles)
         issued = enqueued(engine)
         running = asyncio.create_task(run(engine, program, tiles))

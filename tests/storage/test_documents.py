@@ -13,6 +13,7 @@ import pytest
 from asynctile.storage.documents import finish, load_json, store_json
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import read_json, write_json
+from tests.settle import HANG_S
 
 DOCUMENT = {"lr": 0.1 + 0.2, "text": "žluť", "none": None}
 
@@ -60,7 +61,7 @@ async def test_a_document_is_still_written_after_a_cancellation(
 
     def slow(fd: int) -> None:
         loop.call_soon_threadsafe(reached.set)
-        assert go.wait(20)
+        assert go.wait(HANG_S)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", slow)

@@ -20,6 +20,7 @@ from asynctile.storage.container import ALIGNMENT, aligned_array
 from asynctile.storage.faults import Faults
 from asynctile.storage.region import SpillRegion
 from asynctile.storage.spill import SpillTier
+from tests.settle import HANG_S
 
 NBYTES = 4 * ALIGNMENT
 
@@ -282,7 +283,7 @@ class Held(Scripted):
 
     def pwritev(self, views, offset):
         self.started.set()
-        assert self.go_on.wait(10), "nobody waits for it"
+        assert self.go_on.wait(HANG_S), "nobody waits for it"
         self.seen.append("written")
         return self.file.pwritev(views, offset)
 
@@ -299,7 +300,7 @@ def writing(tmp_path):
     tier.open()
     writer = threading.Thread(target=tier.write, args=(tier.take(NBYTES, "t"), filled(1), "t"))
     writer.start()
-    assert files[0].started.wait(10)
+    assert files[0].started.wait(HANG_S)
     return tier, files[0], writer
 
 
@@ -358,7 +359,7 @@ def test_closing_ends_the_pause_between_two_tries(part, tmp_path, monkeypatch):
     while not faults.injected["eio_write"]:
         time.sleep(0.001)
     whole.close(patience_s=10)
-    writer.join(10)
+    writer.join(HANG_S)
     assert "which is closed" in str(raised[0])
 
 

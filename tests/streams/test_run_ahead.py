@@ -12,7 +12,7 @@ from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of
-from tests.settle import settle, until
+from tests.settle import HANG_S, settle, until
 
 
 async def issued_ahead(engine: Engine, share, expected: int) -> int:
@@ -42,7 +42,7 @@ async def issued_ahead(engine: Engine, share, expected: int) -> int:
 @pytest.mark.usefixtures("soft_gpu")
 async def test_the_host_runs_as_far_ahead_of_a_gpu_as_needed_and_less_beside_another_share():
     assert FINE.run_ahead < COARSE.run_ahead
-    async with asyncio.timeout(100), Engine("cuda:0", device_memory="64MiB", host_memory="64MiB") as engine:
+    async with asyncio.timeout(HANG_S), Engine("cuda:0", device_memory="64MiB", host_memory="64MiB") as engine:
         alone = await issued_ahead(engine, engine, COARSE.run_ahead)
         async with engine.share(device_memory="16MiB", host_memory="16MiB") as part:
             beside = await issued_ahead(engine, engine, FINE.run_ahead)

@@ -15,7 +15,7 @@ from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.recorder import Message, Ran, Recorder, Stalled
 from asynctile.streams.stream import Stream
-from tests.settle import let_through
+from tests.settle import HANG_S, let_through
 
 A, B, C = (Tile(name, (4,), np.float32) for name in "abc")
 USES_A, USES_B = copy(A, C), fill(B, 1.0)
@@ -44,7 +44,7 @@ class Bench:
 
     def let(self, name: str) -> None:
         """Let a copy end, once it has begun and there is nothing to compute."""
-        assert self.begun[name].wait(20)
+        assert self.begun[name].wait(HANG_S)
         self.rests()
         self.gates.pop(name).set()
 
@@ -60,7 +60,7 @@ class Bench:
 
 def held(begun: threading.Event, gate: threading.Event) -> None:
     begun.set()
-    assert gate.wait(20)
+    assert gate.wait(HANG_S)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_stall_ended_by_other_work_names_the_oldest_waiter_and_its_copys_progr
     read = bench.copy(bench.spill, A, "read")
     load = bench.copy(bench.upload, A, "load", read)
     first, second = bench.run(USES_A, load), bench.run(USES_B, bench.copy(bench.upload, B, "other"))
-    assert bench.begun["other"].wait(20) and bench.begun["read"].wait(20)
+    assert bench.begun["other"].wait(HANG_S) and bench.begun["read"].wait(HANG_S)
     bench.run(fill(C, 0.0)).wait()
     (stall,) = bench.stalls()
     assert (stall.operation, stall.copy.what, stall.copy.began, stall.copy.ended) == (USES_A, A, 0.0, 0.0)
@@ -131,7 +131,7 @@ def test_a_stall_ended_by_other_work_names_the_oldest_waiter_and_its_copys_progr
 
 def test_a_copy_in_flight_when_other_work_ends_the_stall_is_reported_as_in_flight(bench: Bench) -> None:
     event = bench.run(USES_A, bench.copy(bench.upload, A, "load"))
-    assert bench.begun["load"].wait(20)
+    assert bench.begun["load"].wait(HANG_S)
     bench.rests()
     bench.run(fill(C, 0.0)).wait()
     (stall,) = bench.stalls()
@@ -142,7 +142,7 @@ def test_a_copy_in_flight_when_other_work_ends_the_stall_is_reported_as_in_fligh
 
 def test_waiting_for_an_operation_is_no_stall(bench: Bench) -> None:
     go = threading.Event()
-    first = bench.run(fill(C, 0.0), work=lambda: go.wait(20))
+    first = bench.run(fill(C, 0.0), work=lambda: go.wait(HANG_S))
     second = bench.run(USES_A, first)
     go.set()
     second.wait()

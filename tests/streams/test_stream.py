@@ -7,7 +7,7 @@ import pytest
 
 from asynctile.streams.gate import CLOSED, COPIES, GATE, OPEN, Gate
 from asynctile.streams.stream import Stream
-from tests.settle import let_through, turns, until
+from tests.settle import HANG_S, let_through, turns, until
 
 
 @pytest.fixture
@@ -130,11 +130,11 @@ def test_a_thread_that_closing_does_not_wait_for_is_named_in_the_log(caplog):
 
     def hang():
         reached.set()
-        gate.wait(20)
+        gate.wait(HANG_S)
 
     stream.start()
     event = stream.enqueue((), hang, ())
-    assert reached.wait(20)
+    assert reached.wait(HANG_S)
     stream.close(0.01)
     gate.set()
     event.wait()
@@ -247,7 +247,7 @@ async def test_no_work_is_lost_however_often_a_gate_is_shut_and_opened(threads, 
         gate.set((CLOSED, OPEN, COPIES, OPEN)[turn % 4])
         stream.gates_changed()
         await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         for event in events:
             await event.landed()
     assert sorted(seen) == list(range(3000))

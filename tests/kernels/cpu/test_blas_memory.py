@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.settle import HANG_S
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
 
 START = """
@@ -25,7 +27,7 @@ before, piece = size(), blas_memory.PIECE_NBYTES
 
 
 def run(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
