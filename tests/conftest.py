@@ -57,6 +57,14 @@ def kernels_compiled_off_the_clock():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def hung_threads_left_soon():
+    """Engines leave hung threads behind after 0.3 s: tests of hangs need not wait for seconds as they close."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynctile.lifetime.LAST_PATIENCE_S", 0.3)
+        yield
+
+
 @pytest.fixture
 def soft_gpu(monkeypatch):
     """Return a function that shapes the next GPU of Engine(device="cuda:0") by SoftDriver's options.

@@ -20,3 +20,13 @@ def schedule_of(engine: Engine) -> Schedule:
     bound = runtime_of(engine).schedules._attached
     assert bound is not None, "nothing is played"
     return bound.schedule
+
+
+def watch(engine: Engine, patience_s: float) -> None:
+    """Set the patience of the watchdog for all waits that begin from now on.
+
+    Tests of what hangs open their engine without a watchdog and set a short one when the hang is ready: on a busy machine
+    healthy work also stands still for a while.
+    """
+    for tiers in engine._life.tiers:
+        tiers.run_ahead.patience_s = patience_s

@@ -11,8 +11,15 @@ from asynctile import BudgetError, Engine, StalledError, TierError
 from asynctile.ops import gemm
 from asynctile.share import runtime_of
 from asynctile.storage.faults import SURVIVED, Faults
+from tests.inside_engine import watch
 from tests.matmul import Matmul, engine_for
 from tests.settle import HANG_S, settle, turns, until
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch):
+    """Repeat transfers that failed at once."""
+    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0, 0, 0))
 
 
 @pytest.mark.parametrize("kind", sorted(SURVIVED))
@@ -106,11 +113,12 @@ class Deaf:
 @pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
 async def test_a_disk_that_stops_answering_is_named_with_the_waiting_work_and_the_engine_closes(place, tmp_path):
     deaf, work = Deaf(), Matmul()
-    async with engine_for(work, tmp_path, *place, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+    async with engine_for(work, tmp_path, *place, watchdog=None, wrap_spill=deaf.wrap) as engine:
         engine.plays = False  # so that operations are enqueued before their operands: tiles of a plan get to its start first
         await work.prepare(engine)
         await work.run(engine)
         deaf.hangs.set()
+        watch(engine, 0.3)
         async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError) as caught:
                 await work.run(engine)
@@ -125,7 +133,7 @@ async def test_a_disk_that_stops_answering_is_named_with_the_waiting_work_and_th
 
 async def test_a_kernel_that_hangs_is_named(tmp_path):
     work, gate = Matmul(n=1), threading.Event()
-    async with Engine("cpu", watchdog=0.2) as engine:
+    async with Engine("cpu", watchdog=None) as engine:
         await work.prepare(engine)
         runtime_of(engine).device.kernels["gemm"] = lambda *args: gate.wait()
         async with asyncio.timeout(HANG_S):
@@ -245,9 +253,10 @@ async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_p
 async def test_an_engine_closes_although_nobody_waits_for_its_hanging_work(tmp_path):
     deaf, work = Deaf(), Matmul()
     async with asyncio.timeout(HANG_S):
-        async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+        async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=None, wrap_spill=deaf.wrap) as engine:
             await work.prepare(engine)
             deaf.hangs.set()
+            watch(engine, 0.3)
             absent = next(tile for tile in work.tiles["a"].values() if runtime_of(engine).tiers.top.of(tile).slot is None)
             await runtime_of(engine).launch(gemm(absent, work.tiles["b"][0, 0], work.tiles["c"][0, 0]))
     deaf.answer.set()

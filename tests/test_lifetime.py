@@ -98,7 +98,7 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_its_resu
 
     async def job():
         began.set()
-        await asyncio.to_thread(go_on.wait, 20)
+        await asyncio.to_thread(go_on.wait, HANG_S)
 
     async def undo(_):
         undone.set()
@@ -119,7 +119,7 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_its_resu
         await asyncio.to_thread(elsewhere)
         assert await runtime_of(engine).call(answer()) == 42
         go_on.set()
-        assert await asyncio.to_thread(undone.wait, 20)
+        assert await asyncio.to_thread(undone.wait, HANG_S)
         assert await runtime_of(engine).call(answer()) == 42
         gc.collect()
     assert not caplog.records
@@ -140,7 +140,7 @@ async def test_undoing_for_a_cancelled_caller_completes_whatever_else_befalls_th
         async def undo(_):
             loop.call_soon_threadsafe(loop.stop)
             try:
-                await asyncio.to_thread(go_on.wait, 20)
+                await asyncio.to_thread(go_on.wait, HANG_S)
                 outcome.append("undone")
             finally:
                 over.set()
@@ -166,7 +166,7 @@ async def test_undoing_for_a_cancelled_caller_completes_whatever_else_befalls_th
         await asyncio.to_thread(elsewhere)
         assert await runtime_of(engine).call(answer()) == 42
         go_on.set()
-        assert await asyncio.to_thread(over.wait, 20)
+        assert await asyncio.to_thread(over.wait, HANG_S)
     assert outcome == ["undone"]
     assert not caplog.records
 

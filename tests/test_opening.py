@@ -80,7 +80,7 @@ def held_up(engine):
 
     async def background():
         try:
-            await asyncio.to_thread(go_on.wait, 20)
+            await asyncio.to_thread(go_on.wait, HANG_S)
         except asyncio.CancelledError:
             cancelled.append(True)
             raise
@@ -166,7 +166,7 @@ async def test_closing_raises_the_error_of_a_background_task_once():
     go_on = threading.Event()
 
     async def fails():
-        await asyncio.to_thread(go_on.wait, 20)
+        await asyncio.to_thread(go_on.wait, HANG_S)
         raise FloatingPointError("behind")
 
     async def spawn():

@@ -14,6 +14,7 @@ import pytest
 from asynctile import BudgetError, DeviceError, Engine, StalledError
 from asynctile.ops import copy, fill
 from asynctile.share import runtime_of
+from tests.inside_engine import watch
 from tests.matmul import Matmul
 from tests.settle import HANG_S, until
 
@@ -108,13 +109,14 @@ async def test_the_end_of_a_share_waits_for_running_work_and_refuses_new_work():
 async def test_a_share_that_hangs_at_its_end_keeps_its_memory_and_the_engine_closes():
     gate = threading.Event()
     async with asyncio.timeout(HANG_S):
-        async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL, watchdog=0.3) as engine:
+        async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL, watchdog=None) as engine:
             before = caps(engine)
 
             async def block():
                 async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
                     work = await prepared(part)
                     runtime_of(engine).device.kernels["fill"] = lambda target, value: gate.wait()
+                    watch(engine, 0.3)
                     await runtime_of(part).launch(fill(work.tiles["a"][0, 0], 1.0))
                     with pytest.raises(StalledError):
                         await runtime_of(part).synchronize()

@@ -180,7 +180,7 @@ def test_the_trial_finds_results_that_differ_from_run_to_run(driver, cudnn):
         views[6][3, 3] ^= random.integers(2, dtype=np.uint16)
 
     changed = Changed(driver, cudnn, shake, "attend_backward")
-    found = [wrong_attention(changed, driver, driver.stream) for _ in range(9)]
+    found = (wrong_attention(changed, driver, driver.stream) for _ in range(9))
     assert any("differ from run to run (attend_backward" in str(words) for words in found)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,10 +113,13 @@ def assert_same(found: Trained, expected: Trained) -> None:
 
 
 class Held:
-    """A GPU that stops before the n-th launched graph, counted from 1, until released. reached: the graph was launched."""
+    """A GPU that stops before the n-th launched graph, counted from 1, until released.
 
-    def __init__(self, engine: Engine, call: int) -> None:
-        self._driver, self._left = device_of(engine).driver, call
+    reached: the graph was launched; `then` is called before that.
+    """
+
+    def __init__(self, engine: Engine, call: int, then: Callable[[], None] = lambda: None) -> None:
+        self._driver, self._left, self._then = device_of(engine).driver, call, then
         self._true = self._driver.launch_graph
         self.reached, self.gate = threading.Event(), threading.Event()
         self._driver.launch_graph = self._watched
@@ -125,6 +128,7 @@ class Held:
         self._left -= 1
         if not self._left:
             self._driver.hold(self.gate, stream)
+            self._then()
             self.reached.set()
         self._true(graph, stream)
 

@@ -18,7 +18,7 @@ from asynctile.kernels import cpu as cpu_kernels
 from asynctile.layers import Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
-from tests.inside_engine import device_of
+from tests.inside_engine import device_of, watch
 from tests.layers.replaying import Endless, Held, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors
 from tests.repeat.interleaving import BATCHES, played, states_of
@@ -147,10 +147,11 @@ async def test_an_update_in_ram_that_never_ends_is_named_and_the_engine_closes(
 ) -> None:
     adamw = Endless(cpu_kernels.KERNELS["adamw"])
     async with asyncio.timeout(HANG_S):
-        async with training(place_of(where, tmp_path, watchdog=0.4), update="host", **options) as (_, trainer):
+        async with training(place_of(where, tmp_path, watchdog=None), update="host", **options) as (engine, trainer):
             await played(trainer, 0, 1, 2)
             monkeypatch.setitem(cpu_kernels.KERNELS, "adamw", adamw)
             adamw.hangs.set()
+            watch(engine, 0.4)
             await assert_stalls(trainer, r"nothing has moved for 0.4 s: adamw\(.*has run on host")
     adamw.answer.set()
 
@@ -158,11 +159,12 @@ async def test_an_update_in_ram_that_never_ends_is_named_and_the_engine_closes(
 @pytest.mark.parametrize("transfer", ["preadv", "pwritev"])
 async def test_a_disk_that_never_answers_is_named_and_the_engine_closes(transfer: str, soft_gpu: Any, tmp_path: Path) -> None:
     deaf = Deaf(transfer)
-    place = place_of("over a file", tmp_path, watchdog=0.4, wrap_spill=deaf.wrap)
+    place = place_of("over a file", tmp_path, watchdog=None, wrap_spill=deaf.wrap)
     async with asyncio.timeout(HANG_S):
-        async with training(place) as (_, trainer):
+        async with training(place) as (engine, trainer):
             await played(trainer, 0, 1, 2)
             deaf.hangs.set()
+            watch(engine, 0.4)
             await assert_stalls(trainer, r"nothing has moved for 0.4 s: the copy of tile .* has run on spill")
     deaf.answer.set()
 
@@ -170,10 +172,10 @@ async def test_a_disk_that_never_answers_is_named_and_the_engine_closes(transfer
 @pytest.mark.parametrize("where", ["at a half"])
 async def test_a_gpu_that_never_answers_is_named_and_the_engine_closes(where: str, soft_gpu: Any, tmp_path: Path) -> None:
     async with asyncio.timeout(HANG_S):
-        async with training(place_of(where, tmp_path, watchdog=0.4)) as (engine, trainer):
+        async with training(place_of(where, tmp_path, watchdog=None)) as (engine, trainer):
             await played(trainer, 0, 1, 2)
             driver, threads = device_of(engine).driver, [thread for thread in threading.enumerate() if is_ours(thread)]
-            Held(engine, 1)  # for ever
+            Held(engine, 1, then=lambda: watch(engine, 0.4))  # for ever
             await assert_stalls(trainer, r"nothing has moved for 0.4 s: .*graph.* has run on compute")
         driver.die()  # threads that watch work land were left behind, and other tests count threads
         await until(lambda: not any(thread.is_alive() for thread in threads))

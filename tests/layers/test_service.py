@@ -15,6 +15,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.memory.caps import Loan
 from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
+from tests.inside_engine import watch
 from tests.layers.saving import BATCHES, states_of, trainer_on
 from tests.layers.training import SMALL
 from tests.settle import HANG_S
@@ -108,11 +109,13 @@ async def test_a_hanging_save_beside_training_is_named_while_training_goes_on(
 ) -> None:
     answers, write = threading.Event(), TensorWriter.write
     monkeypatch.setattr(TensorWriter, "write", lambda *args: (answers.wait(HANG_S), write(*args)))
-    async with Engine("cpu", watchdog=0.4) as engine:
+    async with Engine("cpu", watchdog=None) as engine:
         trainer = await trainer_on(engine, steps=1)
+        watch(engine, 0.4)
         await trainer.save(tmp_path / "hangs", wait=False)
         with pytest.raises(StalledError, match=r"the save of .*hangs waits for its disk"):
             await trainer.saved()
+        watch(engine, HANG_S)
         assert engine.statistics().host_used_bytes < 2 * trainer.model.config.states_nbytes
         assert (await trainer.step(*BATCHES[1])).step == 2
         answers.set()

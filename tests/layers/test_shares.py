@@ -22,6 +22,7 @@ from asynctile.layers import GPT2, Trainer
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.layers.training import NARROW, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.settle import HANG_S
 
 STEPS = 4  # on a GPU, step 1 loads tiles, step 2 captures graphs, later steps replay them
 STATES = NARROW.config.states_nbytes
@@ -211,7 +212,7 @@ async def test_work_released_by_a_disk_in_one_share_stays_out_of_the_graph_captu
         gate.clear()
         reached.clear()
         step = asyncio.create_task(trainers[1].step(*batches[1][0]))
-        assert await asyncio.to_thread(reached.wait, 20)
+        assert await asyncio.to_thread(reached.wait, HANG_S)
         losses[0].append((await trainers[0].step(*batches[0][1])).loss)
         losses[1].append((await step).loss)
         for index in range(2):

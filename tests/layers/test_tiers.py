@@ -28,6 +28,7 @@ from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.storage.faults import Faults
+from tests.inside_engine import watch
 from tests.laws import law
 from tests.layers.training import (
     OPTIMIZER,
@@ -314,10 +315,11 @@ async def test_a_disk_that_does_not_answer_is_a_stall_and_the_folder_is_free_onc
         setattr(file, hangs, deaf)
         return file
 
-    async with Engine("cpu", host_memory="130KiB", spill=tmp_path, watchdog=0.3, wrap_spill=wrap) as engine:
+    async with Engine("cpu", host_memory="130KiB", spill=tmp_path, watchdog=None, wrap_spill=wrap) as engine:
         trainer = Trainer(await lively(engine, SMALL), micro_batches=2)
         await trainer.step(*SMALL.batch_of_tokens())
         shut.set()
+        watch(engine, 0.3)
         async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"nothing has moved for 0.3 s: the copy of tile .* has run on spill"):
                 await trainer.step(*SMALL.batch_of_tokens())

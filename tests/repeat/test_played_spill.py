@@ -13,6 +13,7 @@ from asynctile.layers import AdamW, Trainer
 from asynctile.layers.report import StepReport
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.faults import SURVIVED, Faults
+from tests.inside_engine import watch
 from tests.layers.shapes import Shape
 from tests.layers.training import NARROW, Tensors, assert_same_tensors, lively, moments_of
 from tests.repeat.test_space import OVER_A_FILE
@@ -113,11 +114,12 @@ async def test_bytes_lost_by_the_disk_in_a_played_step_leave_the_model_torn_or_u
 @pytest.mark.parametrize("case", ON_EACH)
 async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes(case: str, tmp_path: Path) -> None:
     deaf = Deaf()
-    async with engine_of(case, tmp_path, wrap_spill=deaf.wrap, watchdog=0.5) as engine:
+    async with engine_of(case, tmp_path, wrap_spill=deaf.wrap, watchdog=None) as engine:
         trainer = await trainer_of(case, engine)
         for seed in range(3):
             await trainer.step(*NARROW.batch_of_tokens(seed))
         deaf.hangs.set()
+        watch(engine, 0.5)
         async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"the copy of tile .* has run on spill.* waits for"):
                 await trainer.step(*NARROW.batch_of_tokens(3))

@@ -192,7 +192,7 @@ async def test_a_step_abandoned_while_its_calls_are_laid_out_leaves_no_tile(
     async with training(place) as (engine, trainer):
         await played(trainer, 0)
         step = asyncio.create_task(trainer.step(*BATCHES[1]))
-        assert await asyncio.to_thread(reached.wait, 20)
+        assert await asyncio.to_thread(reached.wait, HANG_S)
         step.cancel()
         await settle(engine)
         go_on.set()

@@ -14,7 +14,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.residency import DIRTY
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.by_hand import NBYTES, enqueued, on_host, prepared, program_of, run, standing, values
-from tests.inside_engine import device_of
+from tests.inside_engine import device_of, watch
 from tests.matmul import Matmul, engine_for
 from tests.settle import HANG_S, let_through, settle, until
 
@@ -177,9 +177,10 @@ async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_
 async def test_a_kernel_that_hangs_on_the_host_is_named():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(on_host(gelu(a, b))), threading.Event()
-    async with Engine("emulated", watchdog=0.2) as engine:
+    async with Engine("emulated", watchdog=None) as engine:
         runtime_of(engine).device.kernels["gelu"] = lambda *args: gate.wait()
         await prepared(engine, program, tiles)
+        watch(engine, 0.2)
         async with asyncio.timeout(HANG_S):
             error, _ = await run(engine, program, tiles)
         gate.set()
@@ -198,7 +199,7 @@ async def test_a_slow_operation_of_the_host_does_not_delay_the_device():
         runtime_of(engine).device.kernels["copy"] = lambda *args: (true(*args), done.set())
         await prepared(engine, program, tiles)
         running = asyncio.create_task(run(engine, program, tiles))
-        assert await asyncio.to_thread(done.wait, 20)
+        assert await asyncio.to_thread(done.wait, HANG_S)
         gate.set()
         assert await running is None
 

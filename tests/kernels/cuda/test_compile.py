@@ -4,13 +4,19 @@ The options are those that a GPU's driver is given. tests/device/test_nvrtc.py t
 """
 
 import functools
+import hashlib
+import json
+import os
 import re
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from asynctile.device.nvrtc import compile_source
 from asynctile.kernels.cuda import options, source
+from tests.alone import alone
 from tests.cuda import nvrtc
 from tests.cuda.build import SIGNATURE
 from tests.laws import law
@@ -20,7 +26,25 @@ pytestmark = pytest.mark.skipif(not nvrtc.installed(), reason="needs the package
 
 @functools.cache
 def report(capability):
-    """Return the compiler's messages about all kernels, with its remarks on each, and the PTX of each."""
+    """Return the compiler's messages about all kernels, with its remarks on each, and the PTX of each.
+
+    Compiling takes 15 s. So the report is kept on disk, under all that it depends on, for other workers and later runs.
+    """
+    text, words = source(), (*options(f"sm_{capability}"), "--ptxas-options=-v")
+    key = hashlib.sha256(repr((text, words, nvrtc.getVersion(), metadata.version("nvidia-cuda-nvrtc"))).encode())
+    folder = Path(os.environ["XDG_CACHE_HOME"]) / "asynctile" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{key.hexdigest()[:32]}.json"
+    with alone(folder / f"compiling-{capability}"):
+        if not path.exists():
+            made = path.with_suffix(".new")
+            made.write_text(json.dumps(compiled(text, words)))
+            made.replace(path)
+    log, ptx = json.loads(path.read_text())
+    return log, ptx
+
+
+def compiled(text, words):
     ptx = []
 
     def both(program):
@@ -28,7 +52,7 @@ def report(capability):
         return nvrtc.getCUBIN(program)
 
     library = SimpleNamespace(**vars(nvrtc) | {"getCUBIN": both})
-    _, log = compile_source(library, source(), (*options(f"sm_{capability}"), "--ptxas-options=-v"))
+    _, log = compile_source(library, text, words)
     return log, dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx[0], re.DOTALL))
 
 
