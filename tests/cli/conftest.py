@@ -14,6 +14,8 @@ from asynctile.cli import main
 #: status, stdout, stderr
 Result = tuple[int, str, str]
 Program = Callable[..., Result]
+#: How every PNG begins.
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Timer:
@@ -38,6 +40,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> type[Timer]:
     monkeypatch.setattr("asynctile.cli.plan.Timer", Timer)
     monkeypatch.setattr(Timer, "is_over", False)
     return Timer
+
+
+@pytest.fixture(autouse=True)
+def drawn_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a PNG without a drawing: matplotlib takes most of the time of so small a training.
+
+    Processes that tests start do draw (test_picture.py); what is drawn is tests/layers/test_plot.py.
+    """
+    monkeypatch.setattr("asynctile.layers.plot._png", lambda curves, figure: PNG)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from asynctile.cli import main
 from asynctile.cli.display import PlainDisplay
 from asynctile.cli.journal import Journal
 from asynctile.kernels.cpu import warm
+from asynctile.layers import plot
 from asynctile.storage import folder
+from tests.cli.conftest import PNG
 
 #: Numbers that follow from the options alone; times and bytes do not.
 _TIMELESS = ("step", "loss", "lr", "grad_norm", "skipped", "validation_loss", "validation_perplexity",
@@ -87,6 +90,9 @@ def _killed_everywhere(place: Path, words: list[str]) -> list[str]:
     """Train in place/run, killed once at each moment; return the moments."""
     import_module("asynctile.cli.train")
     warm()  # so that a fork begins in milliseconds
+    if find_spec("matplotlib"):
+        import_module("matplotlib.figure")
+        plot._png = lambda curves, figure: PNG  # a drawing takes longer than all the rest of a life
     seen: list[str] = []
     for _ in range(_MOST_LIVES):
         reader, writer = os.pipe()
