@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,20 @@ def kernels_compiled_off_the_clock():
     """Do not count the compilation of kernels as the time of the test that happens to need them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compile_apart))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_slow_that_no_test_sees():
+    """Do not wait for the disk, since no test loses power; read the version of each package once.
+
+    Every small training would do either a dozen times.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda fd: None)
+        patch.setattr("os.fdatasync", lambda fd: None)
+        for module in ("asynctile.cli.info", "asynctile.cli.train", "asynctile.layers.checkpoint"):
+            patch.setattr(f"{module}.version", cache(metadata.version))
         yield
 
 
