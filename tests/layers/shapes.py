@@ -54,9 +54,10 @@ SHAPES = {
     "heads in uneven groups, narrow MLP": shape(35, 7, 40, 20, 16, 4, 20, micro_batches=4, n_inner=21, n_layer=1),
     "tiles of one": shape(4, 2, 5, 4, 1, 2, 3, n_layer=1),
 }
-#: The same shapes without the parts that a wide MLP and a second block only repeat: a fifth of the operations.
+#: The same shapes without the parts that a wide MLP, a second block and other sequences only repeat: a tenth of the operations.
 LIGHT = SHAPES | {
-    "sequences cut, all ragged": shape(36, 3, 101, 50, 16, 2, 41, micro_batches=2, n_inner=40),
-    "a head wider than the tile": shape(48, 2, 30, 40, 10, 2, 23, n_inner=33, n_layer=1),
-    "tiles of one": shape(4, 2, 5, 4, 1, 2, 3, n_inner=3, n_layer=1),
+    "sequences cut, all ragged": shape(36, 3, 50, 50, 16, 2, 41, micro_batches=2, n_inner=40),
+    "a head wider than the tile": shape(48, 2, 30, 40, 10, 1, 23, n_inner=13, n_layer=1),
+    "heads in uneven groups, narrow MLP": shape(35, 7, 40, 20, 16, 2, 20, micro_batches=2, n_inner=21, n_layer=1),
+    "tiles of one": shape(4, 2, 5, 4, 1, 2, 2, n_inner=3, n_layer=1),
 }

@@ -20,6 +20,7 @@ from asynctile.program.needs import demand_of
 from asynctile.schedule.fewest import fewest
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.demand import ALIGNMENT
+from tests.laws import covering
 from tests.layers.shapes import Shape, shape
 from tests.layers.training import OPTIMIZER, assert_same_bits, lively, outcome
 
@@ -120,8 +121,7 @@ def test_the_minimum_of_a_valley_is_found(start: int) -> None:
         assert abs(found - bottom) <= 1
 
 
-@pytest.mark.parametrize("recompute", ["auto", True, False])
-@pytest.mark.parametrize("device", ["emulated", "cpu"])
+@pytest.mark.parametrize(("device", "recompute"), covering(["emulated", "cpu"], ["auto", True, False]))
 async def test_a_run_follows_the_plan_and_no_bit_changes(device: str, recompute: bool | str, tmp_path: Any) -> None:
     cap = int((0.4 if device == "emulated" else 0.8) * STATES)  # over a folder tiles are whole pages
     caps: dict[str, Any] = {"device_memory": cap, "link_rate": "2GB"} if device == "emulated" else {"host_memory": cap}

@@ -20,6 +20,7 @@ import pytest
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.share import runtime_of
+from tests.laws import covering
 from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, states_of, trainer_on
 from tests.layers.training import assert_same_tensors, floor_of
 
@@ -160,8 +161,11 @@ async def test_the_decay_of_the_rate_is_kept_and_is_a_cosine_in_older_checkpoint
         assert (await Trainer.load(engine, copied)).optimizer.decay == "cosine"
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "clip_norm", "micro_batches"),
+    covering(DEVICES, {"fused": None, "two-phase": 0.5}, [2, 1]),
+    indirect=["options"],
+)
 async def test_a_resumed_training_has_equal_bits(
     options: dict[str, Any], clip_norm: float | None, micro_batches: int, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from asynctile.layers import GPT2, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
-from tests.laws import law
+from tests.laws import covering
 from tests.layers.shapes import shape as make_shape
 from tests.layers.training import (
     OPTIMIZER,
@@ -62,12 +62,15 @@ async def resident(precision: str) -> Outcome:
     return _resident[precision]
 
 
-@pytest.fixture(params=["fp32", "bf16"])
+PRECISIONS = ["fp32", "bf16"]
+
+
+@pytest.fixture(params=PRECISIONS)
 def precision(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize(("share", "prefetch"), [(0.25, 0), (0.50, 2), law(0.25, 2), law(0.50, 0)])
+@pytest.mark.parametrize(("share", "prefetch", "precision"), covering([0.25, 0.5], [0, 2], PRECISIONS))
 async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: int, precision: str) -> None:
     cap = max(int(share * STATES), 48 << 10)
     found = await on_gpu(device_memory=cap, prefetch=prefetch, precision=precision)
@@ -75,9 +78,9 @@ async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: i
     assert 0 < found.device_peak_bytes <= cap
 
 
-@pytest.mark.parametrize(("update", "clip_norm"), [
-    ("device", 1e30), ("host", None), ("auto", None), law("device", None), law("host", 1e30), law("auto", 1e30),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("update", "clip_norm", "precision"), covering(["device", "host", "auto"], {"two-phase": 1e30, "fused": None}, PRECISIONS)
+)
 async def test_no_place_of_the_update_changes_a_bit(update: str, clip_norm: float | None, precision: str) -> None:
     found = await on_gpu(device_memory=STATES // 3, precision=precision, update=update, clip_norm=clip_norm)
     assert_same_bits(found, await resident(precision))
@@ -98,7 +101,9 @@ async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> N
     assert_same_bits(await on_gpu(), yardstick)
 
 
-@pytest.mark.parametrize(("recompute", "clip_norm"), [(True, None), (False, 1e30), law(True, 1e30), law(False, None)])
+@pytest.mark.parametrize(
+    ("recompute", "clip_norm", "precision"), covering([False, True], {"two-phase": 1e30, "fused": None}, PRECISIONS)
+)
 async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, precision: str) -> None:
     found = await on_gpu(recompute=recompute, clip_norm=clip_norm, precision=precision)
     assert_same_bits(found, await resident(precision))

@@ -19,7 +19,7 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
-from tests.layers.shapes import SHAPES, Shape
+from tests.layers.shapes import LIGHT, SHAPES, Shape
 from tests.layers.training import RAGGED, lively
 
 #: (sequence, position of the first token, number of tokens)
@@ -105,7 +105,7 @@ NARROW = {"tiles of one", "one sequence of one token"}
 @pytest.mark.parametrize("name", [name for name in SHAPES if name not in NARROW])
 async def test_cached_logits_are_those_of_the_window_and_their_bits_ignore_neighbors(name: str) -> None:
     async with Engine("cpu") as engine:
-        model = await lively(engine, SHAPES[name])
+        model = await lively(engine, LIGHT[name])
         whole = await model.logits(texts(model))
         alone, beside, chunks = [await decoded(model, way) for way in WAYS]
     for (index, position), found in alone.items():

@@ -24,7 +24,7 @@ from asynctile.loop.thread import new_loop
 from asynctile.program.grain import FINE
 from asynctile.program.needs import demand_of
 from tests.inside_engine import device_of
-from tests.laws import law
+from tests.laws import covering, law
 from tests.layers.shapes import LIGHT, Shape
 from tests.layers.training import NARROW, RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
 from tests.settle import HANG_S
@@ -68,16 +68,17 @@ async def test_no_budget_and_no_prefetch_changes_a_bit(share: str | float, prefe
     assert found.uploaded_bytes > STEPS * RAGGED.config.states_nbytes / 3, "hardly anything was streamed"
 
 
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
-@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
-@pytest.mark.parametrize("share", ["floor", 0.25, None])
+@pytest.mark.parametrize(("share", "recompute", "clip_norm"), [
+    ("floor", True, None), ("floor", False, 1e30), (0.25, True, 1e30), (0.25, False, None), (None, True, 1e30),
+    law("floor", True, 1e30), law("floor", False, None), law(0.25, True, None), law(0.25, False, 1e30), law(None, True, None),
+    law(None, False, None), law(None, False, 1e30),
+])  # fmt: skip
 async def test_no_mode_changes_a_bit(share: str | float | None, recompute: bool, clip_norm: float | None) -> None:
     cap = await floor_of() if share == "floor" else share and int(share * RAGGED.config.states_nbytes)
     await check(RAGGED, cap, recompute=recompute, clip_norm=clip_norm)
 
 
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
-@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize(("recompute", "clip_norm"), [(False, None), (True, 1e30), law(True, None), law(False, 1e30)])
 async def test_no_mode_changes_a_bit_on_the_cpu(recompute: bool, clip_norm: float | None) -> None:
     found = await outcome(RAGGED, steps=STEPS, device="cpu", recompute=recompute, clip_norm=clip_norm)
     assert_same_bits(found, await yardstick(RAGGED))
@@ -91,8 +92,9 @@ async def test_clipping_itself_is_equal_bit_for_bit_under_every_budget() -> None
         assert_same_bits(await outcome(steps=STEPS, clip_norm=0.1, engine_options={"device_memory": cap}), resident)
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, new_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("loop", "device"), covering({"asyncio": asyncio.new_event_loop, "uvloop": new_loop}, ["cpu", "emulated"])
+)
 async def test_no_event_loop_changes_a_bit(loop: Any, device: str) -> None:
     if loop is new_loop:
         pytest.importorskip("uvloop")
@@ -106,23 +108,22 @@ async def test_no_link_rate_changes_a_bit() -> None:
     assert_same_bits(await outcome(steps=STEPS, engine_options=options), await yardstick(RAGGED))
 
 
-@pytest.mark.parametrize("late", ["_up", "_down"])
-async def test_a_link_that_is_late_in_one_direction_changes_no_bit(late: str) -> None:
+@pytest.mark.parametrize(("late", "share"), [("_up", "floor"), ("_down", 0.125), law("_up", 0.125), law("_down", "floor")])
+async def test_a_link_that_is_late_in_one_direction_changes_no_bit(late: str, share: str | float) -> None:
     """Write-backs lag behind loads, or loads behind write-backs."""
 
     def slow(engine: Engine) -> None:
         getattr(device_of(engine), late).rate = 20_000_000
 
-    for cap in (2 * await floor_of(), RAGGED.config.states_nbytes // 8):
-        options = {"device_memory": cap, "prefetch": 8}
-        assert_same_bits(await outcome(steps=STEPS, engine_options=options, prepare=slow), await yardstick(RAGGED))
+    cap = 2 * await floor_of() if isinstance(share, str) else int(share * RAGGED.config.states_nbytes)
+    options = {"device_memory": cap, "prefetch": 8}
+    assert_same_bits(await outcome(steps=STEPS, engine_options=options, prepare=slow), await yardstick(RAGGED))
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-async def test_no_number_of_workers_changes_a_bit(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("lanes", "share"), [(1, "floor"), (3, 0.25), law(1, 0.25), law(3, "floor")])
+async def test_no_number_of_workers_changes_a_bit(lanes: int, share: str | float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(lanes)))
-    await check(RAGGED, await floor_of())
-    await check(RAGGED, RAGGED.config.states_nbytes // 4)
+    await check(RAGGED, await floor_of() if isinstance(share, str) else int(share * RAGGED.config.states_nbytes))
 
 
 async def test_the_exact_floor_is_enough_for_every_shape(shape: Shape) -> None:

@@ -18,6 +18,7 @@ from asynctile.layers.step import parts_of, record
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.storage.demand import Demand
+from tests.laws import covering
 from tests.layers.shapes import shape
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, moments_of
 
@@ -82,9 +83,9 @@ def test_the_number_of_operations_tells_how_many_parts_are_kept() -> None:
     assert sorted(set(NBYTES)) == NBYTES
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
-@pytest.mark.parametrize("kept", range(PARTS + 1))
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("device", "kept", "clip_norm"), covering(["cpu", "emulated"], range(PARTS + 1), {"two-phase": 0.5, "fused": None})
+)
 async def test_as_many_parts_are_kept_as_fit_on_the_device_and_no_bit_depends_on_it(
     device: str, kept: int, clip_norm: float | None
 ) -> None:

@@ -29,7 +29,7 @@ from asynctile.program.precision import BF16
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.interpreter import Interpreter, Model
-from tests.layers.shapes import SHAPES
+from tests.layers.shapes import LIGHT
 from tests.layers.test_step import distance
 from tests.layers.training import OPTIMIZER, SMALL, batches_of, lively, outcome
 
@@ -99,7 +99,7 @@ def test_only_the_last_tile_of_the_vocabulary_is_padded() -> None:
 ])  # fmt: skip
 def test_programs_compute_the_same_with_padding_and_leave_it_zero(name: str, precision: str) -> None:
     """The interpreter makes a tile NaN before an overwrite, and spoils the padding for every verb that is told of it."""
-    shape = SHAPES[name]
+    shape = LIGHT[name]
     plain, padded = (Model.create(Parameters(shape.config, Tiling(shape.config, shape.tile, grain), precision), seed=1)
                      for grain in (FINE, PITCHED))  # fmt: skip
     padded.interpreter = Spoiling(padded.interpreter.arrays, cut=padded.parameters.tiling["vocab"])

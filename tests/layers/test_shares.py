@@ -21,6 +21,7 @@ from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
+from tests.laws import law
 from tests.layers.training import NARROW, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 from tests.settle import HANG_S
 
@@ -122,6 +123,14 @@ async def test_two_trainings_side_by_side_have_the_bits_and_moves_of_each_alone(
         assert up > STATES // 4
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cpu over a disk", "emulated, streamed", "cuda, streamed",
+        *map(law, ("cpu", "emulated, all resident", "emulated over a disk", "cuda, all resident", "cuda over a disk")),
+    ],
+    indirect=True,
+)  # fmt: skip
 async def test_a_training_and_a_generation_side_by_side_keep_their_bits(place: Place) -> None:
     expected, text = await place.trained_alone(1), await place.generated_alone()
     async with place.times(2) as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:

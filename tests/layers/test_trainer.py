@@ -26,7 +26,7 @@ from asynctile import AsynctileError, CheckpointError, DeviceError, Engine, Torn
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
-from tests.laws import law
+from tests.laws import covering
 from tests.layers.shapes import SHAPES
 from tests.layers.training import (
     NARROW,
@@ -119,17 +119,16 @@ def broken() -> None:
 BEFORE = {"the first operation": ("embed_tokens", 1), "in a block": ("gelu", 5), "in the head": ("cross_entropy", 9)}
 
 
-@pytest.mark.parametrize(("kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(("options", "at", "step"), covering(DEVICES, BEFORE, [1, 2]), indirect=["options"])
 async def test_a_failure_before_the_first_update_leaves_the_model_unchanged(
-    options: dict[str, Any], kernel: str, call: int, step: int
+    options: dict[str, Any], at: tuple[str, int], step: int
 ) -> None:
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine)
         for batch in BATCHES[: step - 1]:
             await trainer.step(*batch)
         before = await trainer.model.state_dict()
-        disguise = Once(engine, kernel, call, broken)
+        disguise = Once(engine, *at, broken)
         with pytest.raises(DeviceError, match=f"step {step} failed before it changed the model.*broke.*can be repeated"):
             await trainer.step(*BATCHES[step - 1])
         disguise.restore()
@@ -154,13 +153,21 @@ async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_u
     assert_same_tensors(found, await uninterrupted(2, clip_norm=0.5))
 
 
-@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 60), ("attention_backward", 9)])
-@pytest.mark.parametrize("clip_norm", [None, 1e9], ids=["fused", "two-phase"])
+#: (kernel, call, clip_norm) behind the first update; with clipping that comes behind all backward passes.
+AFTER = {
+    "first, fused": ("adamw", 1, None),
+    "60th, two-phase": ("adamw", 60, 1e9),
+    "backward, fused": ("attention_backward", 9, None),
+    "first, two-phase": ("adamw", 1, 1e9),
+    "60th, fused": ("adamw", 60, None),
+}
+
+
+@pytest.mark.parametrize(("options", "at"), covering(DEVICES, AFTER), indirect=["options"])
 async def test_a_failure_after_the_first_update_tears_the_model(
-    options: dict[str, Any], kernel: str, call: int, clip_norm: float | None, tmp_path: Path
+    options: dict[str, Any], at: tuple[str, int, float | None], tmp_path: Path
 ) -> None:
-    if clip_norm is not None and kernel != "adamw":
-        pytest.skip("comes before the first update here")
+    kernel, call, clip_norm = at
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine, clip_norm=clip_norm)
         await trainer.step(*BATCHES[0])
@@ -237,10 +244,12 @@ async def settle(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "call"), [*BEFORE.values(), ("cross_entropy_backward", 1)], ids=[*BEFORE.keys(), "in the head's backward"]
+    ("options", "at"),
+    covering(DEVICES, {"in the head's backward": ("cross_entropy_backward", 1), **BEFORE}),
+    indirect=["options"],
 )
 async def test_a_step_cancelled_before_its_first_update_leaves_the_model_unchanged(
-    options: dict[str, Any], kernel: str, call: int, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], at: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(**options) as engine:
         device = runtime_of(engine).tiers.device
@@ -250,7 +259,7 @@ async def test_a_step_cancelled_before_its_first_update_leaves_the_model_unchang
         trainer = await trainer_on(engine, recompute=True)
         first = await trainer.step(*BATCHES[0])
         before = await states_of(trainer)
-        hang = Hang(engine, kernel, call)
+        hang = Hang(engine, *at)
         task = asyncio.create_task(trainer.step(*BATCHES[1]))
         await hang.reached()
         task.cancel()
@@ -268,17 +277,18 @@ async def test_a_step_cancelled_before_its_first_update_leaves_the_model_unchang
     assert_same_tensors(found, await uninterrupted(3))
 
 
-@pytest.mark.parametrize(("kernel", "call", "cancels"), [
-    ("adamw", 1, 1), ("adamw", 50, 3), ("layernorm_backward", 9, 1),
-    law("adamw", 1, 3), law("adamw", 50, 1), law("layernorm_backward", 9, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "at", "cancels"),
+    covering(DEVICES, {"adamw": ("adamw", 1), "later": ("adamw", 50), "backward": ("layernorm_backward", 9)}, [1, 3]),
+    indirect=["options"],
+)
 async def test_a_step_cancelled_after_its_first_update_ends_and_then_raises_the_cancellation(
-    options: dict[str, Any], kernel: str, call: int, cancels: int
+    options: dict[str, Any], at: tuple[str, int], cancels: int
 ) -> None:
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine)
         await trainer.step(*BATCHES[0])
-        hang = Hang(engine, kernel, call)
+        hang = Hang(engine, *at)
         task = asyncio.create_task(trainer.step(*BATCHES[1]))
         await hang.reached()
         for _ in range(cancels):

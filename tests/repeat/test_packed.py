@@ -32,6 +32,7 @@ from asynctile.share import Share, runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of
+from tests.laws import covering
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, played, states_of, training
 from tests.repeat.traps import set_trap
@@ -108,8 +109,10 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
         asyncio.run(run_thrice(work, place, tmp_path_factory.mktemp("spill"), plays=plays or device == "cpu"))
 
 
-@pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.3}, {"update": "host"}, {"recompute": False}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "plays"),
+    covering([{}, {"clip_norm": 0.3}, {"update": "host"}, {"recompute": False}], {"played": True, "by coroutines": False}),
+)
 async def test_packed_steps_have_the_usual_bits_and_move_the_planned_bytes(options: dict[str, Any], plays: bool) -> None:
     plan = plan_step(SHORT.config, SHORT.work(**{"update": "device", **options}), Machine(**CAPPED))
     assert plan.comes_and_goes

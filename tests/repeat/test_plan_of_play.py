@@ -10,13 +10,17 @@ from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
+from tests.laws import law
 from tests.layers.training import OPTIMIZER, SMALL, batches_of
 
 STATES = SMALL.config.states_nbytes
 
 
-@pytest.mark.parametrize("share", [0.12, 0.3, 2.0])
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"recompute": False}], ids=str)
+@pytest.mark.parametrize(("share", "options"), [
+    (0.12, {}), (0.3, {"clip_norm": 0.1}), (0.3, {"recompute": False}), (2.0, {}),
+    law(0.3, {}), law(0.12, {"clip_norm": 0.1}), law(2.0, {"clip_norm": 0.1}), law(0.12, {"recompute": False}),
+    law(2.0, {"recompute": False}),
+])  # fmt: skip
 async def test_every_played_step_moves_the_planned_bytes(share: float, options: dict[str, Any]) -> None:
     cap = int(share * STATES)
     plan = plan_step(SMALL.config, SMALL.work(update="device", **options), Machine(device="emulated", device_memory=cap))

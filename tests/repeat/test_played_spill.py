@@ -14,6 +14,7 @@ from asynctile.layers.report import StepReport
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.inside_engine import watch
+from tests.laws import law
 from tests.layers.shapes import Shape
 from tests.layers.training import NARROW, Tensors, assert_same_tensors, lively, moments_of
 from tests.repeat.test_space import OVER_A_FILE
@@ -46,7 +47,14 @@ async def trained(
         return reports, await states_of(trainer)
 
 
-@pytest.mark.parametrize("case", OVER_A_FILE)
+#: Those of RAM and a file alone, of a device above them, and of every option.
+FEW = [
+    "cpu, kept", "cpu, inputs in the file", "emulated over a file", "emulated, one slot of each size in RAM",
+    "emulated, most on the device", "emulated, clipped, updated in RAM",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*FEW, *(law(case) for case in OVER_A_FILE if case not in FEW)])
 async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, tmp_path: Path) -> None:
     by_coroutines, expected = await trained(case, tmp_path, plays=False)
     played, found = await trained(case, tmp_path, plays=True)

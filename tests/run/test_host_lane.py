@@ -31,6 +31,7 @@ from tests.by_hand import (
     standing,
     values,
 )
+from tests.laws import covering, law
 from tests.matmul import Matmul, product_in_ram
 
 #: States in which a tile has a slot.
@@ -51,8 +52,7 @@ def folder_of(place, tmp_path):
     return {} if place[1] is None else {"host_memory": place[1] * 4096, "spill": tmp_path}
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES.keys())
+@pytest.mark.parametrize(("place", "mixture"), covering(PLACES, MIXTURES))
 async def test_a_program_gives_the_same_bits_wherever_its_operations_run(mixture, place, tmp_path):
     expected, work = await product_in_ram(Matmul()), Matmul(on_host=mixture)
     options = folder_of(place, tmp_path)
@@ -242,7 +242,7 @@ def check_tiers(engine, tiles):
             assert below.state in (STORED, CLEAN, DIRTY), tile
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(12), *map(law, range(12, 24))])
 async def test_random_programs_agree_with_arrays_and_tiers_stay_consistent(seed, tmp_path):
     chance = random.Random(seed)
     work = write_program(chance)

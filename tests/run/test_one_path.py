@@ -23,6 +23,7 @@ from asynctile.schedule.schedule import Kind
 from asynctile.share import runtime_of
 from tests.by_hand import on_host, standing
 from tests.inside_engine import device_of
+from tests.laws import covering
 from tests.layers.training import OPTIMIZER, SMALL, batches_of
 
 STATES = SMALL.config.states_nbytes
@@ -82,15 +83,17 @@ class Paths:
         return noted
 
 
-@pytest.mark.parametrize("update", ["device", "host"])
-@pytest.mark.parametrize("caps", [
-    {"device": "cpu"},
-    {"device": "cpu", "host_memory": 200 << 10, "spill": True},
-    {"device": "emulated"},
-    {"device": "emulated", "device_memory": STATES // 3},
-    {"device": "emulated", "device_memory": STATES // 3, "prefetch": 0},
-    {"device": "emulated", "device_memory": STATES // 3, "host_memory": 280 << 10, "spill": True},
-], ids=["RAM", "RAM over a file", "a device", "a device over RAM", "without prefetch", "three tiers"])  # fmt: skip
+CAPS: dict[str, dict[str, Any]] = {
+    "RAM": {"device": "cpu"},
+    "RAM over a file": {"device": "cpu", "host_memory": 200 << 10, "spill": True},
+    "a device": {"device": "emulated"},
+    "a device over RAM": {"device": "emulated", "device_memory": STATES // 3},
+    "without prefetch": {"device": "emulated", "device_memory": STATES // 3, "prefetch": 0},
+    "three tiers": {"device": "emulated", "device_memory": STATES // 3, "host_memory": 280 << 10, "spill": True},
+}
+
+
+@pytest.mark.parametrize(("caps", "update"), covering(CAPS, ["device", "host"]))
 async def test_steps_and_generations_are_entries_of_schedules(
     caps: dict[str, Any], update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

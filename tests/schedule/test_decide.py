@@ -32,7 +32,7 @@ def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=SEEDS)
 def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_are_true(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
