@@ -231,8 +231,8 @@ async def test_work_released_by_a_disk_in_one_share_stays_out_of_the_graph_captu
 
 
 def passes(condition: Callable[[], bool]) -> bool:
-    """Return whether `condition` comes true in other threads within 20 s; blocks this thread."""
-    until = time.monotonic() + 20
+    """Return whether `condition` comes true in other threads within HANG_S; blocks this thread."""
+    until = time.monotonic() + HANG_S
     while not condition() and time.monotonic() < until:
         time.sleep(1e-3)
     return condition()

@@ -117,7 +117,9 @@ async def test_a_gpu_is_traced_in_the_same_way_by_events_on_its_streams(tmp_path
     assert tracks_of(events)[:5] == ["steps", "phases", "layers", "compute stalls", "compute"]
     stalls = of_kind(events, "stall")
     assert stalls and all(stall["args"]["waits_for"].startswith(("upload", "download", "unpin")) for stall in stalls)
-    assert sum(stall["dur"] for stall in stalls) <= max(span["ts"] + span["dur"] for span in spans_of(events)[1, 1])
+    # By the GPU's own clock: on a busy machine it is behind that of the host, by which steps are timed.
+    ends = [span["ts"] + span["dur"] for spans in spans_of(events).values() for span in spans if span.get("cat") != "stall"]
+    assert sum(stall["dur"] for stall in stalls) <= max(ends)
 
 
 async def test_start_trace_and_write_trace_write_the_whole_record_as_often_as_wanted(tmp_path: Path) -> None:
