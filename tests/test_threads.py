@@ -23,7 +23,7 @@ from tests.test_lifetime import blas, threads
 
 async def live(spill: Path) -> list[float]:
     """Play and save a training; return its losses."""
-    async with Engine("emulated", device_memory="1MiB", host_memory="64MiB", spill=spill, watchdog=20) as engine:
+    async with Engine("emulated", device_memory="1MiB", host_memory="64MiB", spill=spill, watchdog=60) as engine:
         trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
         losses = [report.loss async for report in trainer.run(BATCHES[:4])]
         await trainer.save(spill.parent / "checkpoint")

@@ -67,7 +67,7 @@ async def test_a_save_that_got_ram_comes_before_a_program_that_wants_it_back(
         model = (await trainer_on(engine)).model
         state = model_state_of(model)
         wanted = state.demand(state.program("logits", state.tiling.rows(*tokens.shape))).resident_nbytes
-    async with Engine("emulated", device_memory=states, host_memory=wanted + states // 2, watchdog=5) as engine:
+    async with Engine("emulated", device_memory=states, host_memory=wanted + states // 2, watchdog=60) as engine:
         trainer = await trainer_on(engine, steps=1)
         runtime, state = runtime_of(engine), model_state_of(trainer.model)
         borrow, demand = runtime.tiers.caps.borrow, state.demand(state.program("logits", state.tiling.rows(*tokens.shape)))

@@ -56,7 +56,7 @@ async def yardstick() -> Outcome:
 async def check(folder: Path, device: str, prefetch: int = 2, **caps: Any) -> None:
     async with asyncio.timeout(HANG_S):
         found = await outcome(
-            RAGGED, steps=2, device=device, engine_options={"spill": folder, "prefetch": prefetch, "watchdog": 10, **caps}
+            RAGGED, steps=2, device=device, engine_options={"spill": folder, "prefetch": prefetch, "watchdog": 60, **caps}
         )
     assert_same_bits(found, await yardstick())
     assert not os.listdir(folder)

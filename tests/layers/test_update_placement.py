@@ -110,7 +110,7 @@ async def test_no_budget_of_three_tiers_changes_a_bit(
     device_share: float, host_share: float, prefetch: int, clip_norm: float | None, tmp_path: Path
 ) -> None:
     caps = {"device_memory": int(device_share * STATES), "host_memory": int(host_share * STATES)}
-    await check("host", clip_norm=clip_norm, engine_options={"spill": tmp_path, "prefetch": prefetch, "watchdog": 10, **caps})
+    await check("host", clip_norm=clip_norm, engine_options={"spill": tmp_path, "prefetch": prefetch, "watchdog": 60, **caps})
 
 
 @pytest.mark.parametrize(("seed", "clip_norm"), [

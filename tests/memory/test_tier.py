@@ -38,7 +38,7 @@ def packed(name, folder):
         spill, transfers = SpillTier(folder), device.add_stream("spill", 4)
         spill.open()
     device.start()
-    options = TierOptions(device_memory=CAP, host_memory=CAP if name == "cpu" else None, watchdog=20)
+    options = TierOptions(device_memory=CAP, host_memory=CAP if name == "cpu" else None, watchdog=60)
     tiers = Tiers(device, spill, transfers, options)
     if tiers.link is not None:
         tiers.host.cut(demand_of([Program("none").finish()], [tile(f"ram{pages}", pages) for pages in (1, 2, 3)]), {})

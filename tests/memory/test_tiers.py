@@ -183,7 +183,7 @@ async def test_a_program_waits_for_lent_ram_that_it_needs(tmp_path):
 
 async def test_an_operation_that_waits_for_its_input_is_woken_when_the_input_arrives(tmp_path):
     work = Matmul()
-    async with engine_for(work, tmp_path, "emulated", 6, 6, watchdog=5) as engine:
+    async with engine_for(work, tmp_path, "emulated", 6, 6, watchdog=60) as engine:
         await runtime_of(engine).reserve(work.demand)
         a, b, c = (work.tiles[name][0, 0] for name in "abc")
         waiting = asyncio.create_task(runtime_of(engine).launch(gemm(a, b, c)))

@@ -223,7 +223,7 @@ async def test_the_run_ahead_of_the_host_is_bounded():
 async def test_single_operations_of_the_host_wait_for_inputs_not_yet_enqueued():
     a, b, c = tiles = standing("a", "b", "c")
     bytes_of = values(tiles)
-    async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
+    async with Engine("emulated", device_memory=4 * NBYTES, watchdog=60) as engine:
         await runtime_of(engine).reserve(demand_of([], tiles))
         consumer = asyncio.create_task(runtime_of(engine).launch(on_host(copy(b, c))))
         await settle(engine)
@@ -238,7 +238,7 @@ async def test_single_operations_of_the_host_wait_for_inputs_not_yet_enqueued():
 async def test_a_launch_waits_for_the_program_that_writes_its_input():
     a, b, c, d = tiles = standing("a", "b", "c", "d")
     program, other = program_of(copy(a, b)), program_of(copy(a, d))
-    async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
+    async with Engine("emulated", device_memory=4 * NBYTES, watchdog=60) as engine:
         bytes_of = values(tiles)
         await runtime_of(engine).reserve(demand_of([program, other], tiles))
         await runtime_of(engine).store([(a, bytes_of[a])])
