@@ -135,6 +135,7 @@ async def test_a_kernel_that_hangs_is_named(tmp_path):
     work, gate = Matmul(n=1), threading.Event()
     async with Engine("cpu", watchdog=None) as engine:
         await work.prepare(engine)
+        watch(engine, 0.2)
         runtime_of(engine).device.kernels["gemm"] = lambda *args: gate.wait()
         async with asyncio.timeout(HANG_S):
             with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
