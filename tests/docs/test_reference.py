@@ -166,10 +166,10 @@ def test_names_in_code_are_links() -> None:
 
 
 def test_docstrings_as_markdown() -> None:
-    text = "Return *it*.\n\n    as it is\n    [x]\n\nsize: in bytes. other_size, name: of <b>. ValueError if None."
+    text = "Return *it*.\n\n    as it is\n    [x]\n\nsize: in bytes. other_size, name: of <b> by --min-lr. ValueError if None."
     assert to_markdown(text, ("size", "other_size", "name")) == (
         "Return \\*it\\*.\n\n```text\nas it is\n[x]\n```\n\n"
-        "`size`: in bytes.\\\n`other_size`, `name`: of \\<b>. `ValueError` if `None`."
+        "`size`: in bytes.\\\n`other_size`, `name`: of \\<b> by `--min-lr`. `ValueError` if `None`."
     )
     assert described(text, ("size", "name", "it")) == {"size", "name"}
     assert first_sentence("Read e.g.\nthis. And that.\n\nMore.") == "Read e.g. this."

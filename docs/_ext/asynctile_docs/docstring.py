@@ -17,10 +17,11 @@ class Undocumented(Exception):
     """Public names, options or modules without a description; the message names each."""
 
 
-#: Code in backticks; words that are code wherever they stand, such as snake_case and errors; characters of Markdown.
+#: Code in backticks; words that are code wherever they stand, such as options, snake_case and errors; characters of Markdown.
 _WORD = re.compile(
     r"(?P<code>``?[^`]+``?)"
-    r"|(?P<word>\"[\w.:/+-]+\"|(?<![\w.])(?:\w+\.)*(?:[A-Za-z]\w*_\w+|[A-Z]\w+(?:Error|Warning))(?:\(\))?(?!\w)|\b(?:None|True|False)\b)"
+    r"|(?P<word>(?<![\w-])--[a-z][a-z-]*[a-z]|\"[\w.:/+-]+\"|\b(?:None|True|False)\b"
+    r"|(?<![\w.])(?:\w+\.)*(?:[A-Za-z]\w*_\w+|[A-Z]\w+(?:Error|Warning))(?:\(\))?(?!\w))"
     r"|(?P<special>[\\*_<\[\]{}#|])"
 )
 _LIST = re.compile(r"(?:[-*] |\d+\. )")
