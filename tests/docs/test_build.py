@@ -46,8 +46,8 @@ def test_internal_names_are_on_no_page(site: Path) -> None:
     text = (site / "reference" / "api.html").read_text()
     ids = set(re.findall(r'id="(asynctile\.[\w.]+)"', text))
     assert {"asynctile.Engine.share", "asynctile.layers.GPT2.create", "asynctile.layers.Trainer.step"} <= ids
-    internal = {"asynctile.Runtime", "asynctile.layers.Model", "asynctile.layers.GPT2Config.axes", "asynctile.layers.AdamW.hyper"}
-    assert not ids & internal
+    inside = {"asynctile.Runtime", "asynctile.layers.Model", "asynctile.layers.GPT2Config.axes", "asynctile.layers.AdamW.hyper"}
+    assert not ids & inside
 
 
 def test_options_and_names_on_pages_are_links(site: Path) -> None:
