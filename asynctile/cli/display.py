@@ -1,8 +1,8 @@
-"""What a run shows while it works: loss, speed, time left, fill of each tier, share of each step that was stalled.
+"""The display of a run while it works: loss, speed, time left, fill of each tier, share of each step that was stalled.
 
-`TerminalDisplay` draws bars that are renewed in place, as wide as the terminal. `PlainDisplay` writes a line every few seconds
-where stdout is not a terminal (a file, a CI log). Both have the same methods. pace.py computes the figures, figures.py puts
-them into words, and summary.py writes the end of a run.
+`TerminalDisplay` draws bars that are renewed in place, as wide as the terminal. `PlainDisplay` writes a line every few
+seconds where stdout is not a terminal (a file, a CI log). Both have the same methods. pace.py computes the figures,
+figures.py puts them into words, and summary.py writes the end of a run.
 """
 
 from __future__ import annotations

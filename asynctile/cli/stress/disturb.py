@@ -1,8 +1,8 @@
-"""A disturbed call: cancelled once or three times, timed out, or abandoned by a loop that ends.
+"""Disturbed calls: cancelled once or three times, timed out, or abandoned by a loop that ends.
 
-The moment is a number of awaits of the engine's own jobs or of turns of the caller's loop, so that it falls into every wait and
-a seed repeats it as far as threads allow; or a time, for calls that wait only for threads. Covers drawing and doing it, and
-checks that a cancellation is raised. The calls are in calls.py and lives.py.
+The moment is a number of awaits of the engine's own jobs or of turns of the caller's loop, so that it falls into every wait
+and a seed repeats it as far as threads allow. It is a time for calls that wait only for threads. Covers drawing and doing a
+disturbance, and checks that a cancellation is raised. The calls are in calls.py and lives.py.
 """
 
 from __future__ import annotations

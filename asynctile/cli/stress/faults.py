@@ -134,7 +134,10 @@ async def _read_constants(engine: Engine, work: Workload, expected: Outcome) -> 
 
 
 async def _train(trial: _Trial) -> None:
-    """Do a step, save, and do more steps with the fault; after an error another engine continues from the checkpoint."""
+    """Do a step, save, and do more steps with the fault; after an error another engine continues from the checkpoint.
+
+    Finding if the last states differ from those of an undisturbed training.
+    """
     round = trial.round
     recipe = draw_recipe(round.chance)
     place = draw_training_place(round.chance, recipe, spill=True)

@@ -1,4 +1,4 @@
-"""What a round of stress may find wrong: `Finding`, raised by a scenario or by the checks around it.
+"""Findings of stress: `Finding`, the error that a scenario, or a check around it, raises for a fault of asynctile.
 
 Covers the error only. tally.py counts findings; table.py and report.py show them.
 """

@@ -77,7 +77,10 @@ class Life:
 
 
 def main(folder: Path) -> None:
-    """Play a round for each seed from stdin, until there are no more."""
+    """Play a round for each seed from stdin, and print its outcome as a line of JSON, until stdin ends.
+
+    A round kills a training once or twice, resumes it to its end, and compares it with an undisturbed one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
     warm()
     whole: Life | None = None

@@ -1,6 +1,6 @@
-"""What a closed engine may leave behind: no tasks, threads, file descriptors, spill files, bytes in tiers, or limits.
+"""Leaks of a closed engine: tasks, threads, file descriptors, spill files, bytes in tiers, and limits that it leaves behind.
 
-Covers counting before and after. Nothing is cleaned up here: whatever is left is a finding.
+Covers counting before and after. Nothing is cleaned up here: every leak is a finding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lives of engines whose calls, opening and closing are disturbed, one after another or several at once.
 
-After the calls, weights and moments are bit for bit those of an undisturbed training: its count says which steps counted.
-Covers three kinds of life. calls.py has the calls, settled.py what must hold between them, leaks.py what must hold afterwards.
+To disturb a call is to cancel it, let it time out, or end the loop that it runs on (disturb.py). After the calls, weights
+and moments are bit for bit those of an undisturbed training: its count says which steps counted. Covers three kinds of life.
+calls.py has the calls, settled.py what must hold between them, leaks.py what must hold afterwards.
 """
 
 from __future__ import annotations
@@ -183,12 +184,15 @@ class _Life:
         await self._disturb(live)
 
     async def opened(self) -> None:
-        """Disturb the opening alone."""
+        """Disturb `open`, and nothing else."""
         if await self._disturb(self.engine.open) is not Landed.INSIDE:
             await self.engine.aclose()  # after INSIDE there is nothing to close
 
     async def closed(self) -> None:
-        """Disturb the closing alone, with a step and a reader in progress."""
+        """Disturb `aclose`, and nothing else, while a step and a reader of events are in progress.
+
+        Finding if the step ends with anything but a report or a DeviceError.
+        """
         engine = await self.engine.open()
         trainer = await new_trainer(engine, draw_recipe(self._round.chance), self._place.update)
         step, reader = asyncio.ensure_future(trainer.step(*batch(1))), asyncio.ensure_future(_read(engine.events()))

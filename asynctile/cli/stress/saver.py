@@ -1,9 +1,9 @@
 """The process of scenario `saves`: it forks trainings and kills each at another call of a save.
 
-Started with `python -m asynctile.cli.stress.saver FOLDER`. It reads one seed per line and answers each with a line of JSON. A
-training loads what the previous kill left, does a step and saves in the same place. A call is one to a C function of `posix`,
-`fcntl` or a file, in any thread, that may change the disk: a kill after any other call leaves the same bytes as before it. Of
-the many writes in a row that fill a file, the first, second, fourth, eighth and so on count.
+Started with `python -m asynctile.cli.stress.saver FOLDER`. It reads one seed per line and answers each with a line of JSON.
+A training loads what the previous kill left, does a step and saves in the same place. Calls that count are those of a C
+function of `posix`, `fcntl` or a file, in any thread, that may change the disk: a kill after any other call leaves the same
+bytes as before it. Of the many writes in a row that fill a file, the first, second, fourth, eighth and so on count.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ _MOST_CALLS, _MOST_STEPS = 500, 100
 
 
 class Countdown:
-    """Counts calls of all threads started later, while it is open, and kills the process after the last of `most`."""
+    """Kills the process right after the `most`-th call that counts, in any thread that starts after this object was made.
+
+    A call counts if it may change the disk, as the module's docstring says, and if `open` is True at that time.
+    """
 
     def __init__(self, most: int) -> None:
         self._left = most

@@ -1,8 +1,8 @@
-"""What must hold when every call on an engine has ended, however it ended: as if nobody had asked.
+"""The settled state of an engine: it must hold when every call has ended, however it ended, as if nobody had called.
 
-Covers an open engine between calls; leaks.py covers what a closed one may leave. Tasks on the engine's loop have ended, locks
-are free, no RAM is lent, every cap is whole, nothing is held back, and each tier holds the standing tiles and no other byte.
-Folders are complete and have nothing beside them.
+Covers an open engine between calls; leaks.py covers a closed one. Tasks on the engine's loop have ended, locks are free, no
+RAM is lent, every cap is whole, nothing is held back, and each tier holds the standing tiles and no other byte. Folders are
+complete and have nothing beside them.
 """
 
 from __future__ import annotations
@@ -103,5 +103,5 @@ class Settled:
 
 
 def _caps_of(engine: StressEngine) -> list[int | None]:
-    """Return the cap of each tier in bytes, without what is lent."""
+    """Return the cap of each tier in bytes, None for no cap. Bytes of shares are taken off, loans of RAM are not."""
     return [tier.arena.cap for tier in runtime_of(engine).tiers.from_the_top()]

@@ -52,7 +52,9 @@ async def play(round: Round) -> bool:
 
 
 def _cycle(chance: random.Random) -> tuple[Workload, int]:
-    """Return a program that in each pass updates every tile from the one before it and sometimes reads another, and its passes.
+    """Return a workload and its number of passes.
+
+    Each pass updates every tile from the tile before it. One update in five, drawn at random, reads another tile as well.
     """
     count, passes = chance.randint(*_TILES), chance.randint(*_PASSES)
     normal = np.random.default_rng(chance.getrandbits(64)).standard_normal

@@ -33,7 +33,7 @@ _SELDOM = 0.1
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to which file.
+    """One damage to one file.
 
     kind: of damage. file: its name in the table. checked: the name of a file in the newest checkpoint that no longer matches
     its checksum. kept_from: the damage only affects a process without root's rights.

@@ -1,6 +1,6 @@
-"""What a refusing command must leave as it was: a run's record, its metrics, the names of its checkpoints.
+"""The standing of a run, which a refusing command must not change: its record, metrics and names of checkpoints.
 
-Covers `RunStanding`, taken before and after, and how the two may differ. bystanders.py covers what is beside the run.
+Covers `RunStanding`, taken before and after, and how the two may differ. bystanders.py covers the files beside the run.
 """
 
 from __future__ import annotations

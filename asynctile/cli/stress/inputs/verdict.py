@@ -58,7 +58,7 @@ def judge(
 
 
 def judge_saved(run: Path, end: End) -> None:
-    """Raise Finding if a training that ended in order has steps in its metrics that no checkpoint holds."""
+    """Raise Finding if a training that ended in order has steps in its metrics after its newest checkpoint."""
     if end.status == 2 or not (run / "metrics.jsonl").exists():
         return
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
