@@ -65,7 +65,7 @@ def backward(
 
 
 def _sections(recording: Recording, group: int) -> tuple[int, int, int]:
-    """Return the column tiles of a group's q, k and v."""
+    """Return the numbers of the three column tiles of qkv that hold the q, k and v of a group of heads."""
     groups = len(recording.tiling["heads"])
     return group, groups + group, 2 * groups + group
 

@@ -119,7 +119,7 @@ class ValidationBatches:
 
     @property
     def tokens(self) -> int:
-        """Number of targets that count."""
+        """Number of targets that are scored, without the padding of the last batch."""
         return self._taken * self._seq_len
 
     def __len__(self) -> int:

@@ -96,7 +96,11 @@ class Feed:
             self._thread.join(PATIENCE_S)
 
     def _ask(self) -> Future[Any] | asyncio.Future[Any]:
-        """Request the next item, from the thread or from a separate task: a cancellation would end an async generator."""
+        """Request the next item and return its future; StopAsyncIteration if the feed is over.
+
+        A plain iterator is advanced in the feed's thread, an async iterator in a task of its own. If the caller awaited an
+        async generator directly, a cancellation of the caller would end the generator.
+        """
         if self.is_over:
             raise StopAsyncIteration
         if self._items is not None:

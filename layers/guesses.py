@@ -1,7 +1,9 @@
-"""Answers to common wrong names: attributes and arguments that other libraries use, and a plain `for` over an async iterator.
+"""Helpful errors for common wrong names, which other libraries use, and for a plain `for` over an async iterator.
 
-Covers the tables, `answering`, which gives a class its answers, `by_async_for` and `Continuation`. All of this exists only at
-runtime: type checkers do not see the wrong names. asynctile/cli/nearest.py does the same for the command line.
+A wrong attribute or argument still fails, but its error says what to use instead. Covers the tables, `answering`, which
+makes a class raise these errors, `by_async_for`, and `Continuation`, an async generator that raises such an error itself.
+All of this exists only at runtime: type checkers do not see the wrong names. asynctile/cli/nearest.py does the same for the
+command line.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ ARGUMENTS = {
 
 
 def answering(cls: C) -> C:
-    """Give a class the answers that the tables have for it. A wrong name still raises AttributeError or TypeError."""
+    """Make a class answer the wrong names that the tables list for it.
+
+    The AttributeError or TypeError then says which name to use instead.
+    """
     if cls.__name__ in ATTRIBUTES:
         setattr(cls, "__getattr__", _answering_attributes(ATTRIBUTES[cls.__name__]))  # noqa: B010 - hidden from type checkers
     for method, names in ARGUMENTS.get(cls.__name__, {}).items():

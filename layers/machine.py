@@ -68,7 +68,7 @@ class Machine:
 
     @property
     def grain(self) -> Grain:
-        """The grain by which its kind of device cuts tiles."""
+        """The sizes of tiles that suit its kind of device."""
         return grain_of(self.device)
 
     @property

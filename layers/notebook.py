@@ -16,10 +16,10 @@ __all__ = ["StepBar"]
 
 
 class StepBar:
-    """The bar of a run of at most `steps` steps (None: unknown).
+    """The progress bar of a run of at most `steps` steps (None: unknown).
 
-    It shows nothing outside a notebook, without tqdm or ipywidgets, or if TQDM_DISABLE is set. tqdm itself reads that variable
-    everywhere except in notebooks.
+    It shows nothing outside a notebook, without tqdm or ipywidgets, or if TQDM_DISABLE is set. StepBar reads that variable
+    itself, because tqdm ignores it in notebooks.
     """
 
     def __init__(self, steps: int | None) -> None:

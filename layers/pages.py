@@ -65,5 +65,5 @@ class Pages:
         return max(self.visited, self._bucket(self._end + max(0, count - len(self._free))))
 
     def _bucket(self, count: int) -> int:
-        """Return the next power of two, at most all pages, so that there are few programs."""
+        """Return `count` rounded up to a power of two, at most `most`, so that few programs are recorded; 0 for 0."""
         return min(self.most, 1 << (count - 1).bit_length()) if count else 0

@@ -173,7 +173,10 @@ class Versions:
         return self.newest is free
 
     async def _publish(self, version: Version) -> None:
-        """Copy the model's weights into `version` and make it the newest, unless the versions are closed meanwhile."""
+        """Copy the model's weights into `version`, piece by piece, and make it the newest.
+
+        If the versions are closed meanwhile, stop without an error: `newest` stays, and `version` is not whole.
+        """
         began = perf_counter()
         version.number = None
         try:
