@@ -1,9 +1,9 @@
 """A rectangular piece of a tensor in a file: where its bytes lie, and moving them.
 
-Covers pieces of 0-D, 1-D and 2-D tensors. Which tensor lies where is `header.py`; the files are `tensors.py`.
+Covers pieces of 0-D, 1-D and 2-D tensors. header.py says which tensor lies where, tensors.py has the files.
 
-Bytes move by pread and pwrite, one run at a time. The way not taken: a memory map. Mapped pages count in the resident set until
-they are dropped, and a full disk or a shrinking file is an error here, but a SIGBUS there.
+Bytes move by pread and pwrite, one run at a time. The way not taken: a memory map. Mapped pages count in the resident set
+until they are dropped. A full disk or a shrinking file would raise SIGBUS, where pread and pwrite raise an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A slot: bytes of a tier's memory in which one tile at a time may stand.
+"""A slot: a range of bytes in a tier's memory that holds at most one tile at a time.
 
-Slots of one size belong to a pool (storage/pool.py); ranges that begin anywhere belong to the ground (storage/ground.py).
-storage/ledger.py decides which tile stands in a slot.
+Slots of one size belong to a pool (storage/pool.py). Slots that begin at any offset belong to the ground
+(storage/ground.py), the block of memory below all pools or, in a packed arena, below all tiles. storage/ledger.py decides
+which tile gets which slot.
 """
 
 from __future__ import annotations
