@@ -42,7 +42,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What all events have. share: the name of the event's share, "engine" for the engine's own.
+    """The fields that all events have. share: the name of the event's share, "engine" for the engine's own.
 
     at: when it was told, in seconds since the epoch (time.time). dropped: the number of events just before this one that the
     reader lost because it was more than its limit behind.

@@ -1,4 +1,4 @@
-"""What an engine lends: shares with caps of their own, which end while the engine goes on.
+"""Shares that an engine lends: each has caps of its own and ends while the engine goes on.
 
 `Lender` takes the caps from the engine and gives them back, `Lending` is the block around that, and `LentRuntime` runs the
 jobs of a lent share and waits for them at its end.

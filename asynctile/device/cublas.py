@@ -29,7 +29,7 @@ WORKSPACE_NBYTES = 32 << 20
 class Cublas:
     """A cuBLAS handle for one stream.
 
-    workspace: address of WORKSPACE_NBYTES on the device; the caller owns them. tf32: multiply float32 operands as TF32.
+    workspace: device address of WORKSPACE_NBYTES bytes, which the caller owns. tf32: multiply float32 operands as TF32.
     """
 
     def __init__(self, stream: int, *, tf32: bool, workspace: int) -> None:

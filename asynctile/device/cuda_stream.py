@@ -295,10 +295,11 @@ class CudaStream:
                 event.wake()
 
     def _next(self) -> CudaEvent | None:
-        """Return the work to sleep until, or None when the stream is closed.
+        """Wait until work is in flight, and return the piece whose end the thread sleeps for next.
 
-        This is the first work in flight that somebody awaits, that is marked by_itself or that failed, or else the BATCH-th.
-        Work in front of a failed piece lands first.
+        That is the first piece in flight that somebody awaits or that is marked by_itself. If there is none, it is the
+        BATCH-th, or the last if fewer are in flight. If a failed piece comes first, which has no driver event, return the
+        piece in front of it, so that this one lands first. Return None if nothing is in flight and the stream is closed.
         """
         with self._lock:
             while not self._flying:

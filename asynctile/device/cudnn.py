@@ -35,7 +35,7 @@ FAILED = re.compile("EXECUTION_FAILED|ALLOC_FAILED|INTERNAL_ERROR|LOADING_FAILED
 
 
 def load() -> Any:
-    """Load cuDNN's frontend, with cuDNN behind it. Raises DeviceError, in one sentence, if either is missing."""
+    """Import cuDNN's Python frontend and return it. Raises DeviceError, in one sentence, if it or cuDNN itself is missing."""
     try:
         import cudnn
 

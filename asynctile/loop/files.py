@@ -1,8 +1,8 @@
 """Files of saves and loads: blocking work in threads that the engine can leave behind, under the watchdog.
 
-The device's loop hands each piece of file work (writing a tile, a sync, a checksum) to a stream. So it counts as work
-that moves, and messages name it when it hangs. A disk that does not answer delays neither the end of the engine nor
-that of the process; work in the default threads of an event loop would.
+The device's loop hands each piece of file work (writing a tile, a sync, a checksum) to a stream. So the watchdog sees
+whether file work moves, and names it in a message if it hangs. A disk that does not answer delays neither the closing of the
+engine nor the exit of the process, as work in the default threads of an event loop would.
 
 Tiles that leave RAM for the spill file go through asynctile/memory/spill_link.py instead.
 """
@@ -88,7 +88,7 @@ class Files(Executor):
                 how()
 
     def _watch(self) -> None:
-        """Plan the next look of the watchdog if anyone waits for a piece."""
+        """Schedule the watchdog's next look, if a piece is unfinished and no look is scheduled."""
         self._unfinished = {future for future in self._unfinished if not future.done()}
         if self._timer is None and self._unfinished and self._looks.every_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._looks.every_s, self._look)

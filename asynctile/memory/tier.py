@@ -58,7 +58,8 @@ class Tier:
     def admit(self, residencies: Sequence[Residency], access: str) -> list[Move]:
         """Give each tile a slot, all or none, and enqueue the moves for that. BudgetError if they do not fit together.
 
-        Returns the moves, to be passed to `take_back` if the work that was to use the tiles does not happen after all.
+        access: one letter per tile, as in Ledger.admit. Other tiles may be evicted. Returns the moves, to be passed to
+        `take_back` if the work that was to use the tiles does not happen after all.
         """
         moves: list[Move] = []
         try:
@@ -182,7 +183,7 @@ class Tier:
         self.ledger.forget_pools()
 
     def let_go(self, slots: Sequence[Slot]) -> None:
-        """Let the memory of slots go that no longer exist."""
+        """Free the memory of slots that the arena has already dropped."""
         for slot in slots:
             slot.guard = ()
             self.memory.discard(slot)

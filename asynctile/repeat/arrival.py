@@ -28,7 +28,7 @@ Slots = Mapping[Place, Slot]
 
 
 def in_slots(stands: Iterable[Standing], number: int) -> dict[Tile, Standing]:
-    """Return those that have a slot in tier `number`, by tile."""
+    """Return the standings that have a slot in tier `number`, by tile."""
     return {one.tile: one for one in stands if one.tier == number and one.place is not None}
 
 

@@ -84,7 +84,11 @@ class Bound:
                 raise event.error
 
     def put(self, mark: str, tile: Tile, value: np.ndarray) -> None:
-        """Give an input another value at a mark that allows it. Everything before the mark must be over."""
+        """Write `value` into an input tile at a mark for which the program lists it in `rewritten`; KeyError for any other.
+
+        Call when all work before the mark is over; this is not checked. A mark is a named position at which the host looks
+        at results.
+        """
         np.copyto(self._rewritten[mark][tile], value)
 
     def fetch(self, outputs: Mapping[str, np.ndarray]) -> None:
@@ -112,11 +116,15 @@ class Bound:
         }  # fmt: skip
 
     def holds(self, kernels: Kernels) -> bool:
-        """Return whether its kernels are the same as before, and the tiers too as far as it uses them."""
+        """Return whether `kernels` are those that the template was made with, and whether `stands`."""
         return all(kernels.get(name) is kernel for name, kernel in self.template.kernels.items()) and self.stands()
 
     def stands(self) -> bool:
-        """Return whether the tiers are the same as before, as far as it uses them."""
+        """Return whether the schedule can run on the tiers as they are now.
+
+        This is so if nothing has moved there since the last look, or if all its tiles are in their slots and its other slots
+        are free.
+        """
         return self._stamp == _stamp(self.tiers) or self._stands_again()
 
     def _stands_again(self) -> bool:
@@ -142,7 +150,7 @@ class Bound:
         return True
 
     def _look(self) -> None:
-        """Note how the tiers are now, beside its own tiles too."""
+        """Remember the present state of the tiers, for `stands`, and the bytes of other programs there."""
         tiers = self.tiers.from_the_top()
         self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers)]
         self._stamp = _stamp(self.tiers)

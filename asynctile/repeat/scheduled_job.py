@@ -122,7 +122,7 @@ class ScheduledJob:
         return [tile for tile in schedule.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
 
     async def _release(self, stretches: int) -> None:
-        """Let the stretches before number `stretches` run."""
+        """Let stretches 0 to `stretches` - 1 begin, and wait until they are handed over, not until they have run."""
         if stretches > self._released:
             self._released = stretches
             if self._begun():

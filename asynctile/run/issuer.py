@@ -110,7 +110,11 @@ class Issuer:
         return [(event, entry) for event, entry in zip(self._events[own], self._entries[own], strict=True) if event is not None]
 
     async def _issue(self, lane: int) -> None:
-        """Enqueue the released entries of a lane, one after another."""
+        """Enqueue the entries of a lane in order, and return before the first one that is not released.
+
+        An entry is released once `release` has allowed its stretch to begin. Waits while the gate is closed, and while too
+        many operations or bytes are in flight.
+        """
         indices = self._lanes[lane]
         is_full = self._run_ahead.is_full if lane in (HOST, COMPUTE) else self._run_ahead.is_full_of_bytes
         while self._done[lane] < len(indices):
@@ -171,7 +175,7 @@ class Issuer:
         return move(*arrays, waits, after, what)
 
     async def _enqueued(self, entries: Sequence[int]) -> list[StreamEvent]:
-        """Wait until these earlier entries are enqueued; return the events that are not done or have failed."""
+        """Wait until these earlier entries are enqueued; return their events, without those that have already succeeded."""
         found = []
         for before in entries:
             while (event := self._events[before]) is None:

@@ -105,7 +105,7 @@ def allocate(s: Any, number: int, offset: int) -> None:
 
 @piece()
 def copy(s: Any, number: int, old: int, new: int) -> None:
-    """Move a tile within the tier."""
+    """Account for a move of a tile within the tier, from offset `old` to offset `new`. Only the clock changes."""
     tile = tile_at(s, number)
     ready_s = max(max(s.time_s, tile.written_s), free_at(s, new, tile.nbytes))
     s.time_s = ready_s + 2 * tile.nbytes / s.memory_per_s

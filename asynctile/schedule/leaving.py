@@ -79,7 +79,7 @@ def rank(s: Any, tile: int, again: int) -> None:
 def victim(s: Any, beyond: int, stamp: int) -> int:
     """Return the tile that is needed furthest ahead, if that is behind position `beyond`, else NOBODY.
 
-    Tiles held by `stamp` are never evicted.
+    Tiles whose `held` is `stamp`, those that the present entry uses, are never evicted.
     """
     first, found, aside = pair_at(s.leaving_at, 0), NOBODY, s.leaving_room
     while s.leaving > 0 and found == NOBODY:

@@ -21,7 +21,7 @@ from asynctile.schedule.windows import room_made_for
 
 
 class Act(IntEnum):
-    """What a tile does: leave (written back if dirty), move within the tier, be loaded, be written whole, or nothing."""
+    """An act of a tile: leave (written back if dirty), move within the tier, be loaded, be written whole, or nothing."""
 
     LEAVE = 0
     COPY = 1
@@ -135,7 +135,10 @@ def enter(s: Any, number: int, loads: bool) -> bool:
 
 @piece()
 def _settle(s: Any, number: int) -> bool:
-    """Bring a tile to its home if nothing stands there; return whether it stands there now."""
+    """Move or load a tile to its home, the place where it stands between two runs; return whether this was done.
+
+    Return False if bytes of any tile are there, even the tile's own: a tile cannot be copied over itself.
+    """
     tile = tile_at(s, number)
     if addresses.first_within(s, tile.home) < addresses.stop_within(s, tile.home + tile.size):
         return False  # perhaps the tile itself, which cannot be copied over itself

@@ -30,7 +30,7 @@ NOBODY = -1
 
 
 class Kind(IntEnum):
-    """What an entry does.
+    """The kind of an entry.
 
     OPERATION runs a kernel. UPLOAD and DOWNLOAD copy over the link, COPY copies within a tier, TRANSFER moves a tile between
     RAM and a file, and FETCH copies a result to the host.

@@ -46,7 +46,11 @@ def _make_room(s: Any, size: int, beyond: int, held: int) -> bool:
 
 @piece()
 def _place(s: Any, number: int, beyond: int, held: int, loads: bool) -> bool:
-    """Place a tile, evicting others; False if only tiles held by stamp `held`, or needed up to `beyond`, could leave."""
+    """Give a tile a place, evicting others if needed; return False if no more can be evicted and it still does not fit.
+
+    beyond: tiles that are needed at or before this position stay. held: tiles with this stamp stay; each entry stamps its
+    own tiles with a new number. loads: whether the tile's bytes are loaded, rather than written whole.
+    """
     tile = tile_at(s, number)
     while s.used + tile.size > s.cap - s.slack or not enter(s, number, loads):
         if not _make_room(s, tile.size, beyond, held):

@@ -104,7 +104,10 @@ class TurnLedger:
         return self.holder is None or party is self.holder or party in self._passed
 
     def may_copy(self, party: Party) -> bool:
-        """Return whether the party's copies, over a link or to and from a disk, may begin."""
+        """Return whether the party's copies, over a link or to and from a disk, may begin.
+
+        They may, with or without the turn, unless another party has the device alone.
+        """
         return not self.alone or self.may_compute(party)
 
     def _goes_first(self, party: Party, now: float) -> bool:

@@ -32,7 +32,7 @@ Used = tuple[int, int, int, bool]
 
 
 class EntryUses(NamedTuple):
-    """What an entry does on a tier. used: its uses, each tile once. rewritten, on_host, seconds: as in ENTRY."""
+    """An entry's uses of tiles on a tier. used: one per tile. rewritten, on_host, seconds: as in ENTRY."""
 
     used: Sequence[Used]
     rewritten: Sequence[int] = ()

@@ -162,7 +162,10 @@ class TaskRunner(TracedRunner, Protocol):
     ending: Ran | None
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
-        """Take a task whose last event is done. Called under the lock. by: the runner of that event."""
+        """Queue or start `task`, because the last event that it waited for is done. Called under the lock.
+
+        by: the runner whose work completed that event.
+        """
 
     def fed(self, task: StreamTask, by: object) -> None:
         """Note that the last copy that `task` waited for is done. Called under the lock. by: the runner of the copy."""

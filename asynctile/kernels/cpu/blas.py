@@ -1,7 +1,7 @@
 """The single-precision matrix product of BLAS, callable from compiled code on parts of row-major arrays.
 
 Uses the OpenBLAS that SciPy exports through `scipy.linalg.cython_blas`. Its address is registered with LLVM under a name,
-because Numba can cache code that holds a name on disk, but not code that holds an address. This module sets no number of
+because Numba can cache code on disk if the code holds a name, but not if it holds an address. This module sets no number of
 threads: the engine does (one per worker). The kernel itself is in gemm.py.
 """
 

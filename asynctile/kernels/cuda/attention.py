@@ -44,7 +44,12 @@ def way(q: Array, hs: int) -> Variant:
 def attention(
     on: Context, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> None:
-    """Fold keys and values into out and stats. A library computes whole sequences, if it supports them."""
+    """Fold a tile of keys and values into out and stats, as asynctile/ops/attention.py says.
+
+    first: this is the first key tile of these queries, so out and stats start anew. diagonal: it is the last, under the
+    causal mask. Where both hold, tiles contain whole sequences, and cuDNN computes them if it supports their shape and
+    dtype. This project's own kernel does the rest.
+    """
     if first and diagonal and on.attend(q, k, v, out, stats, seqs, heads):
         return
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
@@ -69,7 +74,11 @@ def attention_backward(
     on: Context, q: Array, k: Array, v: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
     seqs: int, heads: int, first: bool, diagonal: bool,
 ) -> None:  # fmt: skip
-    """Add the contributions of these queries and keys to dq, dk and dv."""
+    """Add the contributions of a pair of query and key tiles to dq, dk and dv, as asynctile/ops/attention.py says.
+
+    first: dq is overwritten instead. diagonal: dk and dv are overwritten instead, under the causal mask. stats: the
+    log-sum-exp that `attention` left. delta: from attention_delta.
+    """
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
     by = way(q, hs)
     operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, hs, first, diagonal)
@@ -83,7 +92,10 @@ def attention_backward_whole(
     on: Context, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array,
     dv: Array, seqs: int, heads: int,
 ) -> None:  # fmt: skip
-    """Compute dq, dk and dv of whole sequences, by a library if it supports them. delta is workspace."""
+    """Compute dq, dk and dv of whole sequences: by cuDNN if it supports their shape and dtype, otherwise by own kernels.
+
+    delta is workspace.
+    """
     if on.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, seqs, heads):
         return
     attention_delta(on, out, dout, delta, heads)
