@@ -73,8 +73,8 @@ def model_card(
 ) -> bytes:
     """Return the content of README.md.
 
-    name: of the model. record: the content of run.json. lines: of metrics.jsonl, up to the saved step. before: the card beside
-    the weights so far; its license and language are kept.
+    name, config: of the model. record: the content of run.json. lines: of metrics.jsonl, up to the saved step. before: the
+    card beside the weights so far; its license and language are kept.
     """
     found = _Found()
     for line in lines:

@@ -60,7 +60,7 @@ class Checkpoints:
                 remove_folder(folder, path.name)
 
     def recover(self, held: Folder) -> None:
-        """Repair or remove what a kill left."""
+        """Repair or remove the unfinished checkpoints that a killed run left. held: the run folder, held open."""
         if held.stat(NAME) is not None:
             with held.inside(NAME) as folder:
                 recover_folders(folder)

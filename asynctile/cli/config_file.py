@@ -72,7 +72,7 @@ def _value(name: str, found: Any) -> Any:
     if not _is_text(kind) and isinstance(found, str) and _is_number(found):
         _refuse(found, "a number without quotes")
     if isinstance(found, int) and found.bit_length() > _BITS:
-        raise argparse.ArgumentTypeError(f"a number of {found.bit_length()} bits cannot be used")
+        raise argparse.ArgumentTypeError(f"a number of {found.bit_length()} bits cannot be used; expected a smaller number")
     return check(str(found))
 
 

@@ -53,9 +53,10 @@ def choose_tokenizer(options: Options) -> str:
 
 
 def check_data(options: Options) -> None:
-    """Check what --data and --validation-data name.
+    """Check the files that --data and --validation-data name.
 
-    ValueError if it cannot be read, or if it holds tokens and nobody says which tokenizer made them.
+    ValueError if one cannot be read, or if it holds token ids and neither --tokenizer nor the model folder says which
+    tokenizer made them.
     """
     named = options.tokenizer or model_folder(options)
     for path in (options.data, *([] if options.validation_data is None else [options.validation_data])):

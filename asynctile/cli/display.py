@@ -43,7 +43,10 @@ class Display(Protocol):
         """Show work that is not a step. May be called from any thread."""
 
     def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
-        """Show how much of some other work is done, until all of it is. shown: puts it into words. Called from any thread."""
+        """Show how much of some other work, `what`, is done, until all `total` of it is. From any thread.
+
+        shown: puts the numbers into words.
+        """
 
     def note(self, text: str) -> None:
         """Show a sentence that stays."""

@@ -61,8 +61,8 @@ def run(given: dict[str, Any]) -> int:
             what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, Path(place))
         elif (of := run_of(folder)) is not None:
             if given["tokenizer"] is not None:
-                raise ValueError(f"--tokenizer {given['tokenizer']} does not go with the held-out text of {of.path}, which its "
-                                 "own tokenizer encoded; leave it out, or name a text with --data")
+                raise ValueError(f"--tokenizer {given['tokenizer']} does not go with the held-out text of {of.path}: the run's "
+                                 "own tokenizer encoded that text; leave --tokenizer out, or name another text with --data")
             what, windows = f"the held-out part of the run {of.path}", partial(_windows_of_run, given, of)
         else:
             raise ValueError(f"{folder} does not belong to a run with held-out text; name a text with --data")
@@ -87,7 +87,10 @@ def _windows_of_run(given: dict[str, Any], run: RunFolder, _shape: Config, _prog
 def _windows_of_data(
     given: dict[str, Any], tokenizer: Tokenizer, place: Path, shape: Config, progress: _Progress
 ) -> ValidationBatches:
-    """Return windows of all of the data, unless fewer are asked for. place: folder for its tokens. shape: the model's."""
+    """Return windows of all tokens of --data, or of fewer if `given`, the options, asks for fewer.
+
+    place: folder for the tokens. shape: the model's. progress: called while the text is encoded.
+    """
     path, seq_len = given["data"], given["seq_len"] or shape.block_size
     source = open_source(path, given["text_field"])
     if source.note is not None:
@@ -121,7 +124,7 @@ async def _evaluate(
             nbytes = await documents.finish(asyncio.to_thread(mean_bytes, tokenizer, rows))
             return await evaluate(model, windows, bytes_per_token=nbytes, progress=lambda count: done(done=count))
         except ValueError as error:
-            raise ValueError(f"the tokens of {what}: {error}") from error
+            raise ValueError(f"the model cannot be evaluated on the tokens of {what}: {error}") from error
         except AsynctileError as error:  # engine and model do not know the folder of the weights
             raise AsynctileError(f"the model of {weights}: {error}") from error
 

@@ -38,7 +38,10 @@ def as_share(done: int, total: int) -> str:
 
 
 def figures_of(pace: RunPace, last: StepReport, validated: tuple[int, Evaluation] | None) -> list[str]:
-    """Return the figures of the recent steps. validated: the last validation and the step before it."""
+    """Return the figures of the recent steps, in words. last: the report of the newest step.
+
+    validated: the number of steps at the last validation, and its result; None before the first.
+    """
     figures = _losses(pace, last)
     if validated is not None:
         step, evaluation = validated

@@ -139,7 +139,7 @@ def _named_shape(name: str | None, vocab_size: int) -> Config:
     except ValueError as error:
         raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a GPT-2's config.json") from error
     if not isinstance(values, dict):
-        raise ValueError(f"--model {name}: {path} is not the config.json of a GPT-2: it is not a JSON object")
+        raise ValueError(f"--model {name}: {path} is JSON, but not an object; expected a GPT-2's config.json")
     try:
         return config_from_hf(values)
     except ValueError as error:

@@ -155,7 +155,7 @@ class RunPace:
 
 
 class Seconds:
-    """The expected seconds of a kind of work, from those measured so far; 0 before the first."""
+    """The expected seconds of a kind of work, from the measured ones so far; 0 before the first."""
 
     __slots__ = ("count", "each")
 

@@ -152,7 +152,8 @@ class RunFolder:
                 pass
 
     def begin(self) -> None:
-        """Apply what `remember` was given, since it has worked: clean up after a kill, rewind the metrics, write run.json."""
+        """Clean up after a kill, rewind the metrics and write the run.json of `remember`, because the first work has succeeded.
+        """
         if self._next is None:
             return
         record, mark = self._next
@@ -177,7 +178,7 @@ class RunFolder:
         return record
 
     def discard_unless_begun(self) -> None:
-        """Remove what this process made unless a step has left its line: a refused run leaves nothing behind."""
+        """Close the folder; of a new run without a step, remove everything that this process made: it leaves nothing behind."""
         self.close()
         if not self.is_new or self.begun or not self._folder.is_in_place():
             return

@@ -66,7 +66,7 @@ async def sample(
 ) -> Sample:
     """Return the beginning of a held-out text, and `tokens` tokens of the model's continuation.
 
-    check: called after each piece; an error that it raises ends the sample.
+    seed: of the sampling. check: called after each piece; an error that it raises ends the sample.
     """
     prompt = held_out[: min(_PROMPT_TOKENS, max(1, model.config.block_size // 2))].astype("int64")
     continuation = ""

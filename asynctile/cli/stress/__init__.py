@@ -13,7 +13,8 @@
     partner.py    a process beside stress   inputs/       scenario inputs
     threads.py    scenario threads          refusals.py   threads that are refused
 
-Covers `run`: set-up, signals, exit status. A run lasts minutes and then says what it found.
+A round is one try of a scenario with a seed of its own. Covers `run`: set-up, signals, exit status. A run lasts minutes and
+then says what it found.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class Coroutines:
         return tiles
 
     def _part(self, floors: int) -> dict[str, Any]:
-        """Return caps of a share, `floors` times what the model needs at least."""
+        """Return the options of a share whose caps are `floors` times the model's floor."""
         device, ram = (floors * floor_of().rounded(to).floor_nbytes for to in (ALIGNMENT, PAGE))
         sizes: dict[str, Any] = {"host_memory": ram} | ({"device_memory": device} if self.runtime.device.has_link else {})
         return sizes | ({"spill_limit": _LENT_NBYTES} if self.runtime.tiers.spill is not None else {})

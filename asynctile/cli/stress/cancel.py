@@ -1,8 +1,9 @@
 """Scenario `cancel`: steps, programs and every other public coroutine disturbed at random moments, over and over.
 
-A cancelled step has either changed nothing or ended as a whole, and the next one is bitwise right. A cancelled program is run
-again from the beginning. The moment is a number of turns of the caller's loop or a time, so that it falls into every wait of
-caller and engine. Covers steps and programs; lives.py covers all calls, opening and closing.
+To disturb a call is to cancel it, let it time out, or end the loop that it runs on (disturb.py). A cancelled step has either
+changed nothing or ended as a whole, and the next one is bitwise right. A cancelled program is run again from the beginning.
+The moment is a number of turns of the caller's loop or a time, so that it falls into every wait of caller and engine. Covers
+steps and programs; lives.py covers all calls, opening and closing.
 """
 
 from __future__ import annotations

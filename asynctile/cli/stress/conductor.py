@@ -1,6 +1,7 @@
 """The order of rounds: scenarios take turns by their share of the time, beside processes that kill and signal.
 
-Covers `Conductor`: turns, seeds, deadlines, and what follows from a failed round. A scenario's file says what its rounds do.
+A round is one try of a scenario with a seed of its own (round.py). Covers `Conductor`: turns, seeds, deadlines, and the
+consequences of a failed round. A scenario's file says what its rounds do.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class Conductor:
 
 
 def _in_words(error: BaseException) -> str:
-    """Return what an error says and where it was raised; of a group what each of its errors says."""
+    """Return the type, text and place of an error; of a group, those of each of its errors."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_in_words(one) for one in error.exceptions)
     *_, frame = traceback.extract_tb(error.__traceback__) or (None,)

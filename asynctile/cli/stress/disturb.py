@@ -36,7 +36,7 @@ COUNT: ContextVar[Callable[[], None] | None] = ContextVar("asynctile_stress_coun
 
 
 class Landed(StrEnum):
-    """Where a disturbance met its call."""
+    """The moment of its call at which a disturbance struck."""
 
     BEFORE = "before it began"
     INSIDE = "inside"
@@ -62,7 +62,11 @@ class Disturbance:
 
 
 def draw_disturbance(chance: random.Random, awaits: int, usual_s: float, turns: int = _TURNS) -> Disturbance:
-    """Draw a disturbance. awaits, usual_s: about what the undisturbed call takes. turns: the most of them."""
+    """Draw a disturbance.
+
+    awaits, usual_s: about how many awaits and seconds the undisturbed call takes. turns: the most turns of the caller's
+    loop.
+    """
     how, where = chance.choice(_HOWS), chance.random()
     elsewhere = how == "loop ends" or chance.random() < 0.3
     at, after_s, turn = 0, 0.0, 0
@@ -114,7 +118,7 @@ class Reached:
 
 
 async def disturbed(call: Call, how: Disturbance, reached: Reached) -> Landed:
-    """Make the call, disturb it, and return where that met it.
+    """Make the call, disturb it, and return at which moment of the call the disturbance struck.
 
     The call's own errors are raised; Finding if it hides a cancellation.
     """

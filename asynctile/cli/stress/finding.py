@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Finding(Exception):
-    """Something that must not happen. nbytes: number of lost bytes."""
+    """Something that must not happen. kind: one of KINDS. sentence: describes it. nbytes: number of lost bytes."""
 
     def __init__(self, kind: Kind, sentence: str, nbytes: int = 0) -> None:
         super().__init__(sentence)
@@ -35,4 +35,4 @@ def expect_bytes(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     one, other = np.ascontiguousarray(found), np.ascontiguousarray(expected)
     if one.tobytes() != other.tobytes():
         wrong = int((one.reshape(-1).view(np.uint8) != other.reshape(-1).view(np.uint8)).sum())
-        raise Finding("lost", f"{name}: {wrong} of {expected.nbytes} bytes are wrong", wrong)
+        raise Finding("lost", f"{name}: {wrong} of {expected.nbytes} bytes differ from the expected ones", wrong)

@@ -116,7 +116,7 @@ def _round(folder: Path, chance: random.Random, whole: Life) -> Killed:
 
 
 def _judge(life: Life, whole: Life, folder: Path) -> tuple[Kind, str] | None:
-    """Return what is wrong with a training that was resumed after a kill."""
+    """Return the kind and description of a fault in a training that was resumed after a kill; None if it has none."""
     if life.killed:
         return "hung", f"a training resumed after a kill did not end within {DEADLINE_S:g} s; it {life.end}"
     if life.digest is None:

@@ -90,7 +90,7 @@ class Disturber:
             raise Finding("failed", f"{what} counted {steps} steps, and the model is {self._trainer.model.torn or 'whole'}")
 
     async def _one(self, name: str, may_be_refused: bool) -> str:
-        """Make one call and return how it was disturbed.
+        """Make the call `name` and return how it was disturbed.
 
         may_be_refused: the engine may have too little room, or other calls may have fragmented it.
         """

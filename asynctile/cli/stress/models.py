@@ -119,7 +119,7 @@ def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | 
 
 @cache
 def step_demand(recipe: Recipe, update: str) -> Demand:
-    """Return what a step asks of the memories that it runs in."""
+    """Return the memory that a step of this recipe demands of its tiers."""
     parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
     rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)

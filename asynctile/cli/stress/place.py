@@ -91,10 +91,10 @@ class StressEngine(Engine):
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,
                spill: bool | None = None) -> EngineSetup:
-    """Draw any device and depth, and a budget from the floor up to `share` of what `demand` wants.
+    """Draw any device and depth, and a budget from the floor of `demand` up to `share` of all its bytes.
 
-    least: another demand whose floor counts too. spill: None for with or without; True: with so little RAM that the folder is
-    needed.
+    least: another demand whose floor counts too. spill: None: with or without a spill folder; True: with one, and with so
+    little RAM that it is needed.
     """
     device, has_spill = chance.choice([place for place in _PLACES if spill in (None, place[1])])
     floors = [demand] if least is None else [demand, least]

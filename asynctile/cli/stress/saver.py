@@ -98,7 +98,10 @@ def main(folder: Path) -> None:
 
 
 def _round(folder: Path, chance: random.Random, digests: list[str]) -> Killed:
-    """Kill after each call, one after another, until a save completes. digests: of the training's states, by step."""
+    """Kill a training after each of its calls, one after another, until a save completes.
+
+    digests: of the training's states, by step.
+    """
     killed, step, wait = Killed(), 0, chance.random() < 0.5
     live(partial(_save, folder / "checkpoint", _MOST_CALLS, wait))
     for number in range(1, _MOST_CALLS):

@@ -61,14 +61,14 @@ class Settled:
         raise Finding("leaked", f"{what} left a thread that waits to be asked for batches")
 
     async def expect(self, what: str, standing: Iterable[Tile]) -> None:
-        """Raise Finding if `what` left anything but the tiles of `standing`."""
+        """Raise Finding if the call `what` left anything on the engine or in the folder, except the tiles of `standing`."""
         left = await runtime_of(self._engine).call(self._left(set(standing)))
         left += [f"{path.name} in {self._folder}" for path in self._folder.iterdir() if path.name not in self._names]
         if left:
             raise Finding("leaked", f"{what} left {', '.join(left)}")
 
     async def _left(self, standing: set[Tile]) -> list[str]:
-        """Return what should not be there, in one turn of the engine's loop."""
+        """Return a description of everything on the engine that should not be there, in one turn of the engine's loop."""
         engine, tiers = self._engine, runtime_of(self._engine).tiers
         left = [f"{lock.what} held by {lock.holder}" for lock in self._locks if lock.holder]
         left += [f"{lock.what} awaited by {lock.waiting}" for lock in self._locks if lock.waiting]

@@ -131,7 +131,7 @@ def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
 
 
 def _promised(end: End) -> str:
-    """Return what a stopped training said about where it continues; its resumption must say the same."""
+    """Return the place from which a stopped training said it would continue; the resumed one must say the same."""
     last = end.out.decode().rstrip("\n").rpartition("\n")[2]
     if last.startswith(_AT_ONCE):
         return last.removeprefix(_AT_ONCE)

@@ -1,6 +1,7 @@
 """The counters of stress: rounds, bytes, faults, cancellations, kills, and the failures with their seeds.
 
-Covers the numbers. The scenarios and conductor.py count, table.py and report.py show them.
+A round is one try of a scenario with a seed of its own (round.py). A disturbed call was cancelled, timed out or abandoned by
+its loop (disturb.py). Covers the numbers. The scenarios and conductor.py count, table.py and report.py show them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class Harmed:
     most_nbytes: int = 0
 
     def add(self, kind: str, file: str, status: int, seconds: float, nbytes: int, *, found: bool) -> None:
-        """Count one case. status: exit status of the command. nbytes: memory above the import."""
+        """Count one case.
+
+        kind, file: of the damage. status: exit status of the command. seconds: its duration. nbytes: its memory above that
+        of the import. found: whether the case is a finding.
+        """
         self.cases.setdefault(kind, Counter())[file] += 1
         if found:
             self.findings.setdefault(kind, Counter())[file] += 1
@@ -76,7 +81,7 @@ class Harmed:
 
 @dataclass
 class Disturbed:
-    """How often one public coroutine was disturbed, by kind, by where that met it, and by place."""
+    """How often one public coroutine was disturbed, by kind, by the moment of the call, and by place."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     landed: Counter[str] = field(default_factory=Counter)
@@ -123,7 +128,7 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, now: Statistics) -> None:
-        """Add what an engine has done in its life."""
+        """Add the statistics of an engine to the totals, at the end of its life."""
         self.moved.add(now)
         self.operations += now.operations
         self.retries += now.spill_retries

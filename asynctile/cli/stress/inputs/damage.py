@@ -46,7 +46,10 @@ class Damage:
 
 
 def damage(copy: Path, twin: Path, outside: Path, order: Order, chance: random.Random) -> Damage:
-    """Draw a file or folder of `copy` and its damage, and do it. twin: the undamaged copy outside."""
+    """Draw a file or folder of `copy` and a damage for it, and do that damage.
+
+    twin: the undamaged copy, in `outside`. order: the command that will read the copy.
+    """
     path = _draw_path(copy, order, chance)
     site = Site(path=path, name=_name(path, copy), twin=twin / path.relative_to(copy), outside=outside, chance=chance)
     kind, do = _draw_kind(site, typed=path == copy)

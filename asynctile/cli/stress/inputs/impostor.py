@@ -28,19 +28,19 @@ def swapped(site: Site) -> None:
 
 
 def linked_out(site: Site) -> None:
-    """Replace it by a link to its undamaged twin outside: reading works, and writing must not reach the twin."""
+    """Replace the file by a link to its undamaged twin outside: reading works, and writing must not reach the twin."""
     site.clear()
     site.path.symlink_to(site.twin)
 
 
 def shared(site: Site) -> None:
-    """Replace it by a hard link to its twin, as `cp -l` makes it: writing in place would change the twin too."""
+    """Replace the file by a hard link to its twin, as `cp -l` makes it: writing in place would change the twin too."""
     site.clear()
     os.link(site.twin, site.path)
 
 
 def linked_to_another(site: Site) -> None:
-    """Replace it by a link to something else outside: a text, a folder, a missing name, a pipe."""
+    """Replace the file by a link to something else outside: a text, a folder, a missing name, a pipe."""
     site.clear()
     site.path.symlink_to(site.outside / site.chance.choice(("secret.txt", "folder", "planted", "pipe")))
 
@@ -56,13 +56,13 @@ def linked_in_circles(site: Site) -> None:
 
 
 def pipe(site: Site) -> None:
-    """Replace it by a pipe that nobody writes to: opening it blocks forever."""
+    """Replace the file by a pipe without a writer: opening it blocks forever."""
     site.clear()
     os.mkfifo(site.path)
 
 
 def listener(site: Site) -> None:
-    """Replace it by a socket. It is bound through a descriptor, because its name is limited to 108 bytes."""
+    """Replace the file by a socket. It is bound through a descriptor, because its name is limited to 108 bytes."""
     site.clear()
     folder = os.open(site.path.parent, os.O_RDONLY)
     try:
@@ -73,13 +73,13 @@ def listener(site: Site) -> None:
 
 
 def zeros(site: Site) -> None:
-    """Replace it by a link to /dev/zero, which never ends."""
+    """Replace the file by a link to /dev/zero, which never ends."""
     site.clear()
     site.path.symlink_to("/dev/zero")
 
 
 def nothing(site: Site) -> None:
-    """Replace it by a link to /dev/null, which ends at once, or to /dev/full, which also refuses writes."""
+    """Replace the file by a link to /dev/null, which ends at once, or to /dev/full, which also refuses writes."""
     site.clear()
     site.path.symlink_to(site.chance.choice(("/dev/null", "/dev/full")))
 

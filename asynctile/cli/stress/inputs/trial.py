@@ -88,7 +88,11 @@ class Bench:
 
     def _watch(self, child: int, said: dict[int, bytearray], surroundings: Conditions, began_s: float,
                sent: list[tuple[float, int]]) -> Stopped | None:  # fmt: skip
-        """Record the output until the command has ended or must be killed. sent: collects the signals."""
+        """Record the command's output, and send its signals, until it ends; kill it and say why if it breaks a limit.
+
+        child: process id. said: output by descriptor. sent: collects (seconds, signal). began_s: time.monotonic at the
+        start.
+        """
         signals = list(surroundings.signals)
         for reader in said:
             os.set_blocking(reader, False)

@@ -33,7 +33,8 @@ def judge(
 ) -> None:
     """Raise Finding for an outcome that is not allowed.
 
-    touched: foreign files that changed. named: an error must contain one of these.
+    end: how the command ended. touched: foreign files that changed. named: an error must contain one of these. around: the
+    conditions under which the command ran.
     """
     _judge_cost(end)
     if touched:
