@@ -68,7 +68,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The effect of one stretch of a program on how many temporaries of each size are alive.
+    """The effect of one stretch of a program (see `record_parts`) on how many temporaries of each size are alive.
 
     peak: the most that the stretch adds at any moment to the temporaries alive before it. change: how many more (or fewer) are
     alive after it.
@@ -116,7 +116,7 @@ class Activations:
 def most_kept(activations: Activations, standing: Counter[int], rooms: Sequence[Room]) -> int:
     """Return the most parts that can keep activations while every tier holds the whole step at once; 0 if none can.
 
-    standing: how many tiles of each size stay between steps.
+    standing: how many tiles of each size stay between steps. rooms: of the tiers.
     """
     fitting = (kept for kept in range(activations.parts, 0, -1) if all_held(activations, standing, rooms, kept))
     return next(fitting, 0)
@@ -134,7 +134,10 @@ def sizes_of(tiles: Iterable[Tile]) -> Counter[int]:
 
 
 def _stretches(program: Program, begins: Sequence[int]) -> list[Stretch]:
-    """Return the five stretches of a one-block program: embedding, block, head, block backward, rest."""
+    """Return the five stretches of a one-block program: embedding, block, head, block backward, rest.
+
+    begins: the positions at which all but the first begin.
+    """
     changes = list(lives(program))
     return [_stretch(changes[begin:end]) for begin, end in pairwise((0, *begins, len(changes)))]
 

@@ -32,8 +32,8 @@ def bucket_of(rows: int, most: int) -> int:
 def plan(missing: Sequence[int], waited: Sequence[int], most_rows: int) -> list[Part]:
     """Return the rows of the next run, parts that want logits first.
 
-    missing: the tokens of each sequence that are not in its cache, in order of asking. waited: runs since the sequence was last
-    in one.
+    missing: for each sequence, in order of asking, how many of its tokens are not in its cache. waited: runs since the
+    sequence was last in one. most_rows: the limit.
 
     Every sequence gets one row, those that waited longest first. The remaining rows go to the earliest sequence with more to
     compute. So a long prompt delays nobody by more than one run, and a crowd never starves a prompt.

@@ -97,7 +97,8 @@ def _added(config: dict[str, Any], files: Mapping[str, bytes], vocab: Mapping[st
         raise ValueError(f"{TOKENIZER_CONFIG} has the added_tokens_decoder {shown(decoder)}, expected tokens by id")
     for id, token in numbered:
         if type(id) is not int:
-            raise ValueError(f"the added token {shown(token['content'])} has the id {shown(id)}, expected an int")
+            raise ValueError(f"the added token {shown(token['content'])} has the id {shown(id)}, expected an int; "
+                             "repair the tokenizer's files")
         token["special"] |= token["content"] in special
     found = {token["content"]: token | {"id": id} for id, token in sorted(numbered, key=lambda pair: pair[0])}
     return [*found.values(), *{token["content"]: token for token in named if token["content"] not in found}.values()]
@@ -135,7 +136,7 @@ def _with_ids(tokens: list[_Added], vocab: Mapping[str, int]) -> list[_Added]:
         id = behind if is_new else vocab[token["content"]]
         if is_new and id in taken:
             raise ValueError(f"{VOCAB} has {len(vocab)} tokens and uses id {id}, which the added token "
-                             f"{shown(token['content'])} needs; save the tokenizer as a tokenizer.json")
+                             f"{shown(token['content'])} needs; ids must have no gap; save the tokenizer as a tokenizer.json")
         if token.get("id", id) != id:
             raise ValueError(f"the added token {shown(token['content'])} has the id {shown(token['id'])}, expected {id} after "
                              f"the {len(vocab)} tokens of {VOCAB}; save the tokenizer as a tokenizer.json")

@@ -148,7 +148,8 @@ def _encoded(state: dict[str, Any], final: Path) -> bytes:
         _check_state(found, final)
         _training(found)
     except (CheckpointError, TypeError, ValueError) as error:
-        raise ValueError(f"the training was not saved, because its checkpoint could not be read back: {error}") from error
+        raise ValueError(f"the training was not saved, because its checkpoint could not be read back: {error}; correct "
+                         "this value; the previous checkpoint is untouched") from error
     return content
 
 

@@ -32,16 +32,12 @@ class DataSource(Protocol):
         """A sentence for the user about files that were left out; None if there were none."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its text in order, to train a tokenizer on. ValueError if it has none."""
+        """Yield the text of the source in order, to train a tokenizer on. ValueError if it has none."""
 
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> TokenFile:
-        """Return its tokens. `folder` keeps what `open_tokens` needs to find them again.
-
-        This may take long. `progress` is called with bytes done and bytes in all. ValueError if there are no tokens, or if they
-        cannot belong to this tokenizer; OSError if the disk fails.
-        """
+        """Return the tokens of the source. `folder` keeps everything that `open_tokens` needs to find them again."""
 
 
 def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> DataSource:

@@ -55,8 +55,9 @@ class Decoding(Recording):
 def record_decode(parameters: Parameters, cache: KVCache, *, rows: int, pages: int, wanted: int) -> Program:
     """Return the decode program, a pure function of its arguments.
 
-    rows: at most as many as a row tile has. pages: the program visits pages 0 .. pages - 1 of `cache`. Inputs: see `inputs_of`.
-    outputs["logits"]: float32 (wanted, V), those of the first rows.
+    parameters: of the model. rows: at most as many as a row tile has. pages: the program visits pages 0 .. pages - 1 of
+    `cache`. wanted: how many rows need logits. Inputs: see `inputs_of`. outputs["logits"]: float32 (wanted, V), those of the
+    first rows.
     """
     recording, architecture = Decoding(parameters, cache, rows, pages, wanted), architecture_of(parameters.config)
     recording.program.section("texts", "embedding")

@@ -43,7 +43,7 @@ class Evaluation:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of a line of metrics.jsonl, for JSON. Numbers that are not finite become strings."""
+        """Return the evaluation's fields of a line of metrics.jsonl, for JSON. Numbers that are not finite become strings."""
         return as_json({
             "validation_loss": self.loss, "validation_perplexity": self.perplexity,
             "validation_bits_per_byte": self.bits_per_byte, "validation_tokens": self.tokens, "validation_s": self.seconds,
@@ -85,7 +85,8 @@ async def evaluate(
     finally:
         feed.end()
     if not tokens:
-        raise ValueError("batches is empty: there is nothing to evaluate the model on; give at least one (tokens, targets)")
+        raise ValueError("batches has no target to evaluate the model on: it is empty, or all targets are ignored; "
+                         "give at least one (tokens, targets)")
     loss = total / tokens
     return Evaluation(loss=loss, perplexity=_exponential(loss), tokens=tokens, seconds=time.perf_counter() - begun_s,
                       bits_per_byte=None if bytes_per_token is None else loss / math.log(2) / bytes_per_token)  # fmt: skip

@@ -47,7 +47,7 @@ class Pretrained:
     """
 
     def __init__(self, path: str | os.PathLike[str], tick: Callable[[], object] = bool) -> None:
-        """Open and check the folder. tick: called repeatedly while files are read."""
+        """Open and check the folder `path`. tick: called repeatedly while files are read."""
         self._tick = tick
         self.path = whole_folder(path)
         if not self.path.is_dir():
@@ -97,7 +97,8 @@ class Pretrained:
         for other, tensor in self._architecture.repeated.items():
             stored = self._names[tensor]
             if other in found and stored != other and not self._same(other, stored):
-                raise CheckpointError(f"{self.path}: {other} differs from {stored}; only models with a tied head can be loaded")
+                raise CheckpointError(f"{self.path}: {other} differs from {stored}; only models with a tied head "
+                                      "can be loaded, so choose another")
 
     def _same(self, one: str, other: str) -> bool:
         """Return whether two matrices of the file are equal."""
@@ -160,8 +161,9 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
             raise
         free = await files.run(_room, final)
         raise CheckpointError(
-            f"cannot save {final}: {reason.strerror or reason}; it needs {format_size(nbytes)} and {format_size(free)} are "
-            "free there; the previous save is untouched; free space or save to another folder"
+            f"cannot save {final}: {reason.strerror or reason} (the save needs {format_size(nbytes)}, and "
+            f"{format_size(free)} are free there). "
+            "The previous save is untouched. Make room if the disk is full, or save to another folder"
         ) from error
 
 
@@ -190,7 +192,8 @@ def _encoded(config: Config) -> bytes:
         if changed:
             raise ValueError(f"{', '.join(changed)} would be read back with another value")
     except ValueError as error:
-        raise ValueError(f"the model was not saved, because its config.json could not be read back: {error}") from error
+        raise ValueError(f"the model was not saved, because its config.json could not be read back: {error}; "
+                         "correct this value; the previous save is untouched") from error
     return content
 
 

@@ -28,7 +28,8 @@ async def written(
 ) -> AsyncGenerator[int]:
     """Yield `count` tokens that follow a prompt of 1 to block_size tokens.
 
-    logits: returns (1, T, V) for tokens (1, T), without a cache.
+    sampler: chooses them. serving: computes them over a cache, up to block_size tokens in all. logits: for the rest, returns
+    (1, T, V) for tokens (1, T), without a cache.
     """
     tokens = list(prompt)
     cached = min(count, block_size - len(prompt))

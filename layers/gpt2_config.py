@@ -225,7 +225,7 @@ def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _within(tokens: Any, vocab_size: int) -> Any:
-    """Return a token id, or several, without those that the model does not have; None if none is left.
+    """Return a token id, or several, without ids that the model does not have; None if none is left.
 
     transformers writes the published ids even for a smaller vocabulary, and warns of them whenever it opens such a model.
     """

@@ -35,7 +35,7 @@ class Gradients:
         self._kept: list[tuple[Parameter, Key, Tile, int]] = []
 
     def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Tile, bool]:
-        """Return the gradient tile, and whether it has content already, to which the next contribution is added."""
+        """Return the gradient tile, and whether it holds contributions already, to which the next one is added."""
         key = (parameter, (i, j))
         tile = self._open.get(key)
         if tile is not None:

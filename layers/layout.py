@@ -24,5 +24,5 @@ def tensor_count(config: Config) -> int:
 
 
 def tile_count(config: Config, tile: int, pitch: int = 1) -> int:
-    """Return an upper bound of the number of weight tiles of edge `tile`. pitch: as in a grain."""
+    """Return an upper bound of the number of weight tiles of edge `tile` in a model. pitch: as in a grain."""
     return config.total({name: axis.count(tile, pitch) for name, axis in config.axes.items()})

@@ -38,7 +38,7 @@ class Work:
 
     @property
     def kind(self) -> str:
-        """The kind of its program."""
+        """The kind of the program (layers/step.py)."""
         return "step" if self.clip_norm is None else "step_clipped"
 
 
@@ -68,7 +68,7 @@ class Machine:
 
     @property
     def grain(self) -> Grain:
-        """The sizes of tiles that suit its kind of device."""
+        """The sizes of tiles that suit the machine's kind of device."""
         return grain_of(self.device)
 
     @property

@@ -234,5 +234,5 @@ class ModelState:
 
 
 def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile]) -> Hashable:
-    """Return what the programs of one model differ by."""
+    """Return the key of a program among those of one model: every argument of its recording that may differ."""
     return kind, rows.batch, rows.length, rows.micro_batches, len(rows.passes), kept, on_host

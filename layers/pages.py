@@ -43,7 +43,10 @@ class Pages:
         return self.taken + count <= self.most
 
     def reserve(self, count: int) -> tuple[int, ...]:
-        """Take the `count` lowest free numbers and return them, ascending. They must be free (see `has`)."""
+        """Take the `count` lowest free numbers and return them, ascending.
+
+        At least `count` pages must be free (see `has`), which is asserted.
+        """
         assert self.has(count), f"{count} pages are wanted, {self.most - self.taken} of {self.most} are free"
         again = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
         new = range(self._end, self._end + count - len(again))

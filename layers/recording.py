@@ -42,7 +42,7 @@ class Grid:
         return self._tiles[key]
 
     def open(self, row: Row, column: int = 0) -> tuple[Tile, bool]:
-        """Return the tile, and whether it has content already, to which the next contribution is added."""
+        """Return the tile, and whether it holds contributions already, to which the next one is added."""
         key = (row.index, column)
         tile = self._tiles.get(key)
         if tile is not None:

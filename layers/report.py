@@ -56,9 +56,9 @@ class StepReport:
 
     @classmethod
     def between(cls, before: StepTraffic, after: StepTraffic, *, step_s: float, positions: int, **values: Any) -> Self:
-        """Return the report of a step that took `step_s` seconds between two looks at its engine.
+        """Return the report of a step that took `step_s` seconds.
 
-        positions: those of its batch. values: the other fields.
+        before, after: the engine's traffic at its begin and end. positions: those of its batch. values: the other fields.
         """
         return cls(
             **values,

@@ -73,10 +73,7 @@ class Request:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody reads its tokens any more.
-
-        A reader whose loop has been closed does not count, even if it still exists.
-        """
+        """Whether the reader of the request's tokens is gone."""
         return self.is_left or (self.loop is not None and self.loop.is_closed())
 
     @property

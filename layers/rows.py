@@ -37,7 +37,7 @@ class Row:
 
     @property
     def whole(self) -> bool:
-        """Whether its queries meet only its own keys."""
+        """Whether the queries of this row tile meet only its own keys."""
         return len(self.keys) == len(self.queries) == 1
 
     @property

@@ -68,7 +68,7 @@ class Server:
         BudgetError if the share cannot hold its versions of the weights.
         """
         if self._is_open:
-            raise DeviceError("the server is open already, and the inner block would close it at its end; enter it once")
+            raise DeviceError("the server is open already; enter only one `async with` block, whose end closes it")
         self._opener = asyncio.get_running_loop()
         await self._source.runtime.call(self._open(), undo=lambda _: self._close())
         return self

@@ -27,8 +27,10 @@ class Snapshot:
     async def take(cls, runtime: Runtime, tiles: Iterable[Tile], who: str) -> Self | None:
         """Return copies of the tiles; None, with nothing copied, if the engine has no room.
 
-        No other program runs meanwhile. Otherwise there could be a deadlock: a program that wants the RAM back keeps the engine
-        until it has it, and this method would wait for the engine. who: names the user of the copies in messages.
+        runtime: of the engine. who: names the user of the copies in messages.
+
+        No other program runs meanwhile. Otherwise there could be a deadlock: a program that wants the RAM back keeps the
+        engine until it has it, and this method would wait for the engine.
         """
         tiles = list(tiles)
         async with runtime.exclusive():

@@ -37,7 +37,10 @@ class Split:
 
     @staticmethod
     def count(n: int, tile: int, unit: int = 1) -> int:
-        """Return an upper bound of how many parts `even` makes. unit: what the parts are multiples of."""
+        """Return an upper bound of how many parts `even` makes of `n`, at most `tile` each.
+
+        unit: the parts are multiples of this.
+        """
         return units(units(n, unit), max(1, tile // unit))
 
     def __len__(self) -> int:

@@ -46,16 +46,16 @@ def record(
 def record_parts(
     kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
 ) -> tuple[Program, list[int]]:
-    """Return the program of `record`, and where its stretches begin.
+    """Return the program of `record`, and the positions at which its stretches begin.
 
-    The stretches: each block, the head, each block's backward pass, and the rest. The entries before the first of them belong
-    to the embedding.
+    Here a stretch is the entries of one part: each block, the head, each block's backward pass, and the rest. The entries
+    before the first stretch belong to the embedding.
     """
     if kind not in KINDS:
         raise ValueError(f"there is no kind of program {kind!r}; choose one of {', '.join(KINDS)}")
     parts = parts_of(parameters.config)
     if isinstance(kept, bool) or not 0 <= kept <= parts:
-        raise ValueError(f"kept is {kept!r}, expected a whole number from 0 to {parts}, the number of parts of this model")
+        raise ValueError(f"kept is {kept!r}: expected how many parts (blocks and head) keep activations, from 0 to {parts}")
     recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
     section = recording.program.section
     begins: list[int] = []

@@ -93,9 +93,10 @@ def tell_failed(runtime: Runtime, model: str, error: Exception) -> None:
 
 @contextmanager
 def told_save(runtime: Runtime, model: str, path: Path, step: int, *, behind: bool) -> Iterator[None]:
-    """Report the beginning and the end of writing a folder, around its body.
+    """Report the beginning and the end of writing the folder `path` of a model, around the body of the block.
 
-    behind: whether it runs in a task that nobody may await, so that a failure is logged as well.
+    step: the updates that the model had. behind: whether the body runs in a task that nobody may await, so that a failure is
+    logged as well.
     """
     began = time.monotonic()
     runtime.tell(SaveBegun, model=model, path=str(path), step=step, behind=behind)

@@ -90,7 +90,7 @@ class TextSource:
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> TokenFile:
-        """Return its tokens, kept in `folder`; see `tokenise`."""
+        """Return the tokens of the text, kept in `folder`; see `tokenise`."""
         return tokenise(self, tokenizer, folder, progress=progress)
 
     def pieces(self) -> Iterator[bytes]:

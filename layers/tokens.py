@@ -253,7 +253,7 @@ def split(token_file: TokenFile, validation_fraction: float = 0.05) -> tuple[Tok
     """Return the first tokens, to train on, and the last, to validate with. ValueError unless 0 < validation_fraction < 1."""
     if not 0 < validation_fraction < 1:
         raise ValueError(
-            f"validation_fraction {validation_fraction!r} leaves one part empty; expected a number between 0 and 1"
+            f"validation_fraction is {validation_fraction!r}, expected a number above 0 and below 1, such as 0.05"
         )
     n = len(token_file)
     border = n - math.ceil(n * validation_fraction)

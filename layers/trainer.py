@@ -1,7 +1,7 @@
 """The trainer: steps over a model, and how a step ends when it is cancelled or fails.
 
-A step has two parts. Up to the mark "update" the model is unchanged: a step that is cancelled or fails leaves it as it was.
-From there on weights change tile by tile: the step runs to its end under shield, and a failure leaves the model torn.
+A step has two parts. Up to the program's mark "update" the model is unchanged: a step that is cancelled or fails leaves it as
+it was. From there on weights change tile by tile: the step runs to its end under shield, and a failure leaves the model torn.
 Checkpoints are written in checkpoint.py; what a step computes is recorded in step.py.
 
 Long because a step is followed here from its inputs to its report, through every way in which it may end.

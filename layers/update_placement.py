@@ -93,8 +93,8 @@ def updates_of(program: Program) -> list[Operation]:
 def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Tile]:
     """Return the weight tiles to update on the host, spread evenly over the step.
 
-    program: the one with every update on the device. demand: of that program. device_memory: the cap, None for none. Only
-    matrices are placed. Vectors are small, and their states stay on the device.
+    program: the one with every update on the device. demand: of that program. device_memory: the cap, None for none. rates:
+    of device and host. Only matrices are placed. Vectors are small, and their states stay on the device.
     """
     updates = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
     if device_memory is None or demand.resident_nbytes <= device_memory or not updates:

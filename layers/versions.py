@@ -76,11 +76,11 @@ class Version:
         return -1 if self.number is None else self.number
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield its weights and their copies in another precision, in the order of `ModelState.weights`."""
+        """Yield the version's weights and their copies in another precision, in the order of `ModelState.weights`."""
         return self.parameters.weights()
 
     def check_whole(self, wish: str) -> None:
-        """Raise TornModelError if its bytes were lost."""
+        """Raise TornModelError if the version's bytes were lost. wish: the work that needs them, for the message."""
         if self.number is None:
             raise TornModelError(f"cannot {wish}: the published weights were lost; ask again after the next step, or open the "
                                  "server again")

@@ -13,7 +13,10 @@ from asynctile.layers.tokenizer import Tokenizer
 
 
 class Wording:
-    """The wording of one text after a prompt (T,). tokenizer: None if nobody reads the text, so that only ids can end it."""
+    """The wording of one text after a prompt (T,). stopping: decides where it ends.
+
+    tokenizer: None if the text is not read, so that only ids can end it.
+    """
 
     def __init__(self, stopping: Stopping, tokenizer: Tokenizer | None, prompt: Sequence[int] | NDArray[Any]) -> None:
         self._stopping = stopping
