@@ -200,7 +200,7 @@ class Arena:
         return self.divide(demand.divide(self.cap, self.argument))
 
     def divide(self, sizes: Iterable[tuple[int, int]]) -> list[Pool]:
-        """Divide the arena into pools of (slot bytes, count) each, side by side on the ground. It must have no pools yet."""
+        """Divide the arena, still without pools (asserted), into pools of (slot bytes, count), side by side on the ground."""
         assert not self.pools and not self.packed
         ground, start = self._lay_ground(), 0
         for nbytes, count in sizes:
@@ -247,7 +247,7 @@ class Arena:
             self.ground.forget()
 
     def leave_ground(self) -> None:
-        """Release the memory of the ground, even if someone still refers to a slot in it. Nothing may be in flight there."""
+        """Release the memory of the ground, even if a slot there is referred to. Nothing may be in flight (not checked)."""
         if self.ground is not None:
             self.ground.memory = None
             self.ground = None

@@ -28,7 +28,7 @@ class HostMemory:
     def map_pool(self, pool: Pool) -> None:
         """Reserve address space for every slot that a pool expects; call it again when it expects more.
 
-        The pools of a divided arena are parts of its ground. TierError if the system refuses.
+        The pools of a divided arena are parts of its ground, one block of memory. TierError if the system refuses.
         """
         if pool.ground is not None:
             self.map_ground(pool.ground)

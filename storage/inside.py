@@ -85,12 +85,12 @@ class Folder:
                 raise is_a_link(self.path / name) if stat.S_ISLNK(found.st_mode) else _is_not_plain(self.path / name)
 
     def make(self, name: str) -> None:
-        """Make a folder; the name must be free."""
+        """Make a folder; FileExistsError if the name is taken."""
         with self.naming(name):
             os.mkdir(name, dir_fd=self.fd)
 
     def new_file(self, name: str) -> int:
-        """Make a file, whose name must be free, and return a descriptor for writing it."""
+        """Make a file and return a descriptor for writing it; FileExistsError if the name is taken."""
         with self.naming(name):
             return os.open(name, _NEW, 0o666, dir_fd=self.fd)
 

@@ -15,9 +15,9 @@ from asynctile.storage.slot import Holder, Slot
 class Pool:
     """Slots of one size, taken from the lowest index up so that untouched memory stays untouched.
 
-    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
-    expected: the number of slots that the pool is expected to reach; memory for all of them may be taken at once.
-    ground: the arena's ground, if the arena is divided. The slots are then parts of it, from byte `start` on.
+    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free. expected:
+    the number of slots that the pool is expected to reach; memory for all of them may be taken at once. ground: the arena's
+    one block of memory (storage/ground.py), if the arena is divided. The slots are then parts of it, from byte `start` on.
 
     Free slots wait in two queues:
     - Slots of dead tiles go first to tiles that will be overwritten whole, the newest first, because compute has just used

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Home(Protocol):
-    """The owner of slots, which hands them out: a pool, or the ground.
+    """The owner of slots, which hands them out: a pool, or the ground (storage/ground.py).
 
     memory: where the slots are; `memory.place(slot)` returns the block of memory and the slot's offset in it.
     limit: how many slots there are; None if slots are not counted. used: how many are taken.
