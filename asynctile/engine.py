@@ -99,7 +99,7 @@ class Engine(Traced):
         if not isinstance(precision, str):
             raise TypeError(f"precision is {shown(precision)}: expected 'fp32', 'tf32' or 'bf16'")
         if spill is not None and not isinstance(spill, str | os.PathLike):
-            raise TypeError(f"spill is {shown(spill)}: expected the path of a folder, or None for none")
+            raise TypeError(f"spill is {shown(spill)}: expected the path of a folder, or None for no spill folder")
         for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
             if spill is None and value is not None:
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")

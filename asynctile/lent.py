@@ -119,7 +119,7 @@ class LentRuntime(Runtime):
 
 
 class Lender:
-    """Lends shares of an engine. engine: its runtime. transfers: the stream of its spill file, None for none.
+    """Lends shares of an engine. engine: the engine's runtime. transfers: the stream of its spill file, None for none.
 
     lent: the shares that stand, oldest first, with their runtimes.
     """
@@ -134,7 +134,7 @@ class Lender:
     async def lend(self, name: str | None, sizes: Sequence[int], weight: float, interactive: bool) -> Share:
         """Lend a share whole, or nothing at all, on the device's loop; errors as those of Engine.share.
 
-        sizes: bytes of device memory, RAM and spill file.
+        sizes: bytes of device memory, RAM and spill file. name, weight, interactive: as in Engine.share.
         """
         on_device, in_ram, on_disk = sizes
         engine, caps, spill = self.engine, self.engine.tiers.caps, self.engine.tiers.spill

@@ -66,7 +66,7 @@ class GraphRecorder(Protocol):
         """
 
     def replay(self, graph: Any, waits: StreamEvents = (), after: StreamEvents = (), what: object = None) -> StreamEvent:
-        """Run a graph after all earlier graphs and launches. what: what the graph is, for messages."""
+        """Run a graph after all earlier graphs and launches. waits, after: as in the module. what: the graph, for messages."""
 
     def forget(self, graph: Any) -> None:
         """Release a graph that will not run again."""

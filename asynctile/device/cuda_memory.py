@@ -36,7 +36,7 @@ class DeviceMemory:
     def map_pool(self, pool: Pool) -> None:
         """Prepare slabs, without allocating: memory is taken on first use, for as many slots as the pool then expects.
 
-        The pools of a divided arena are part of its ground, which is allocated at once.
+        The pools of a divided arena are parts of its ground, one block of memory that is allocated at once.
         """
         if pool.ground is not None:
             self.map_ground(pool.ground)

@@ -285,7 +285,9 @@ def _bindings(name: str) -> tuple[Any, Any]:
         from cupy_backends.cuda.api import driver, runtime
     except ImportError as error:
         if "cupy" not in str(error):
-            raise DeviceError(f"device {name!r} needs CuPy, which does not load: {error}") from error
+            raise DeviceError(
+                f"device {name!r} needs CuPy, which does not load: {error}; reinstall CuPy, or choose 'cpu'"
+            ) from error
         raise DeviceError(
             f"device {name!r} needs CuPy: pip install 'asynctile[cuda13]' (or [cuda12] for an older driver), or choose 'cpu'"
         ) from error

@@ -80,7 +80,10 @@ class Driver(Protocol):
         """Compile and load the CUDA kernels. Blocks."""
 
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
-        """Launch a kernel. params: address of an array of addresses of the arguments, as cuLaunchKernel takes it."""
+        """Launch a kernel on `stream`. grid: blocks along each axis. block: threads of a block. shared: bytes of shared memory.
+
+        params: address of an array of addresses of the arguments, as cuLaunchKernel takes it.
+        """
 
     def open_gemm(self, stream: int, *, tf32: bool) -> None:
         """Prepare `gemm` on `stream`. tf32: multiply float32 operands as TF32."""

@@ -79,7 +79,7 @@ class LoopThread:
             return not self._stopped
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread to end; blocks. Every job must have ended."""
+        """Stop the loop and wait for its thread to end; blocks. Every job must have ended before, which is not checked."""
         with self._gate:
             self._stopped = True
             self.loop.call_soon_threadsafe(self.loop.stop)

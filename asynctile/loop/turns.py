@@ -40,11 +40,11 @@ class Turn(Party):
 
     @property
     def level(self) -> int:
-        """Level of its gate."""
+        """Level of the share's gate."""
         return self.tiers.gate.level
 
     def let(self, level: int) -> None:
-        """Set the level of its gate, and of its player, which may have been replaced since the last time."""
+        """Set the level of the share's gate, and of its player, which may have been replaced since the last time."""
         self.tiers.gate.set(level)
         if self.tiers.player is not None:
             self.tiers.player.hold(level != OPEN, level == CLOSED)
@@ -141,7 +141,7 @@ class Turns:
             self._look()
 
     def close(self) -> None:
-        """Hold nobody back any more, since the engine closes."""
+        """Let every share go on, because the engine closes."""
         self._is_over = True
         for turn in list(self._turns):
             self.end(turn)

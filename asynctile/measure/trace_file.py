@@ -89,7 +89,10 @@ class TraceFile:
 
 
 def _open(path: str, beside: int | None = None) -> int:
-    """Open a regular file and empty it. beside: descriptor of the file to be copied, which must not be the same file."""
+    """Open the regular file `path` and empty it; OSError if it is no regular file.
+
+    beside: descriptor of a file that `path` must not be, the one to be copied; ValueError if it is.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
     try:
         found = os.fstat(descriptor)

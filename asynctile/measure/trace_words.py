@@ -17,7 +17,8 @@ _VERBS = {"copyto": "copy", "_unpin": "unpin", "file_work": ""}
 def text_of(verb: str, what: object) -> tuple[str, str]:
     """Return the name of a piece of work, as JSON, and its members "cat" and "args".
 
-    verb: name of the function that did it, or of its stream.
+    verb: name of the function that did it, or of its stream. what: the operation, the tile, or another object that the work
+    is about.
     """
     if isinstance(what, Operation):
         args = {
@@ -78,7 +79,10 @@ def _not_begun(copy: Ran, verb: str) -> str:
 
 
 def _copying(stream: str, what: object, wanted: object) -> str:
-    """Return what a stream does with a tile. wanted: the tile that is waited for, or whose place is."""
+    """Return the verb for the work of a stream on tile `what`.
+
+    wanted: the tile that is waited for, or whose place is.
+    """
     if stream == "spill":
         return "read" if what is wanted else "write"
     return stream

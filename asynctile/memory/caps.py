@@ -148,7 +148,7 @@ class Caps:
         self.host.pack()
 
     async def unpack(self) -> None:
-        """Go back to slots, for work that nobody has planned. Do nothing where there are slots."""
+        """Cut the packed tiers into slots again, for work that is not planned. Does nothing if no tier is packed."""
         if any(tier.arena.packed for tier in self.tiers):
             assert self._cut_for is not None
             await self.cut(self._cut_for)
@@ -173,7 +173,10 @@ class Caps:
         return wanted, foreign
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
-        """Set RAM aside for the caller's own use; return None if the tiles will need it. who: the borrower, for messages."""
+        """Set `nbytes` of RAM aside for the caller's own use; return None if the tiles will need it.
+
+        who: the borrower, for messages.
+        """
         arena = self.host.arena
         if not arena.lend(nbytes):
             text = f"{arena.argument} has no room for {format_size(nbytes)} for {who}, which goes on without it"
@@ -275,7 +278,7 @@ class Caps:
             )
 
     def demands(self, demand: Demand) -> tuple[Demand, ...]:
-        """Return what `demand` asks of each tier."""
+        """Return the demand on each tier, from the top down, that `demand` leads to."""
         return demands(demand, [tier.arena for tier in self.tiers], self._foreign(self.host, demand))
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
@@ -317,7 +320,7 @@ class Caps:
             self._high.discard(name)
 
     def press(self, name: str, used: int, cap: int, text: str) -> None:
-        """Report that the cap called `name` is too small for somebody."""
+        """Report that the cap called `name`, of `cap` bytes with `used` in use, is too small. text: for users."""
         self.run_ahead.tell(Pressure, tier=name, used_bytes=used, cap_bytes=cap, text=text)
 
     async def returned(self) -> None:

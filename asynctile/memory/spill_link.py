@@ -65,9 +65,10 @@ class SpillLink:
         self, tile: Tile, block: Block, pages: np.ndarray, writes: bool,
         told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (),
     ) -> StreamEvent:  # fmt: skip
-        """Enqueue a transfer that waits only for `after`; return its event.
+        """Enqueue a transfer of a tile that waits only for `after`; return its event.
 
-        told: called by the thread of the transfer, with its error or None.
+        block: its block of the spill file. pages: its memory. writes: to the file, otherwise from the file. told: called by
+        the thread of the transfer, with its error or None.
         """
         args = told, self.spill, block, pages, tile.name
         return self.stream.enqueue((), write if writes else read, args, after=after, is_copy=True, what=tile)

@@ -172,7 +172,7 @@ class Tier:
             raise
 
     def forget_pools(self) -> None:
-        """Let all memory go. The tier must be empty, and nothing may be in flight."""
+        """Free all memory of the tier. The tier must be empty, and nothing may be in flight; neither is checked."""
         self._forget_pools()
         self.arena.leave_ground()
 

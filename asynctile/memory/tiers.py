@@ -66,7 +66,10 @@ class TierOptions:
 
 
 def arenas_of(options: TierOptions, grain: Grain, *, has_link: bool, spills: bool) -> tuple[Arena, ...]:
-    """Return the arenas of a device with this grain, from the top down. spills: whether a disk is below RAM."""
+    """Return the arenas of a device with this grain, from the top down.
+
+    has_link: the device has memory above RAM. spills: a disk is below RAM.
+    """
     ram = Arena(
         options.host_memory, evictable=spills, alignment=PAGE if spills else ALIGNMENT, argument="host_memory",
         remedy=options.host_remedy,

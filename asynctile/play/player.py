@@ -1,8 +1,8 @@
 """The player: worker threads that play a schedule, and the events by which the event loop follows it.
 
-Covers stretches, their events, and transfers that the host carries out. crew.py has the threads, worker.py their
-compiled loop, state.py the arrays that both sides share. Everything but `transferred` and `close` is called on the
-event loop's thread.
+Covers stretches (the entries between two marks, released one by one), their events, and transfers that the host carries out.
+crew.py has the threads, worker.py their compiled loop, state.py the arrays that both sides share. Everything but
+`transferred` and `close` is called on the event loop's thread.
 
 Long because a player has two faces over one state: an executor of schedules, and a runner for the watchdog and
 statistics.
@@ -248,7 +248,7 @@ class Player:
         return RuntimeError(f"{state.tables.what[first]} failed while it was played, and readers of its results were skipped")
 
     def _told(self) -> None:
-        """Read what workers have reported. Runs on the loop when they have written to the eventfd."""
+        """Read the reports of the workers. Runs on the loop when they have written to the eventfd."""
         try:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:

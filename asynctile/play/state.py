@@ -1,6 +1,7 @@
 """The state that workers and Python share while tables are attached: counters, heaps and rings in arrays, under one mutex.
 
-Covers the arrays, and what Python asks of the workers: a new run, a released stretch, a finished transfer, the end.
+Covers the arrays, and what Python asks of the workers: a new run, the release of a stretch (the entries between
+two marks), a finished transfer, the end.
 ask.py carries requests over, worker.py answers them, and places.py gives the layout of the arrays.
 """
 

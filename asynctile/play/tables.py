@@ -38,7 +38,8 @@ class Tables:
         `successors[successors_at[i]:successors_at[i + 1]]`, all later than i.
     travels (m,) int8: 1 if an error travels along the edge because the successor reads written bytes, 0 if it only
         comes after.
-    stretches (n,) int32: nondecreasing from 0; an entry may begin once its stretch is released.
+    stretches (n,) int32: the number of the stretch (Schedule.stretches) of each entry, nondecreasing from 0; an entry may
+        begin once Python has released its stretch.
     reports (n,) int8: 1 if Python is to know when the entry is over.
     address (n,) int64: the kernel of an OPERATION.
     words (w,) int64, words_at (n,) int64, counts (n,) int32: the arguments of a call or copy, counts[i] words from
@@ -95,7 +96,8 @@ class Tables:
         keep: everything that must live while the addresses in these words are used.
         """
         if words.dtype != np.int64 or words.shape != self.words.shape or not words.flags.c_contiguous:
-            raise ValueError(f"a schedule of {self.words.size} words was given {words.shape} {words.dtype}; give as many int64")
+            raise ValueError(f"a schedule of {self.words.size} words was given {words.shape} {words.dtype}; "
+                             "give a C-contiguous int64 array of as many words")
         other = object.__new__(Tables)
         other.__dict__.update(self.__dict__, words=words, keep=keep)
         return other
@@ -108,7 +110,8 @@ class Tables:
         expected |= {"successors_at": (n + 1,), "successors": (m,), "travels": (m,)}
         for name, shape in expected.items():
             if getattr(self, name).shape != shape:
-                raise ValueError(f"{name} of a schedule is {getattr(self, name).shape}, expected {shape}")
+                raise ValueError(f"{name} of a schedule is {getattr(self, name).shape}, expected {shape}; "
+                                 "all arrays must describe the same entries")
         if len(self.what) != n:
             raise ValueError(f"a schedule of {n} entries has {len(self.what)} names in `what`; give one for each entry")
 
@@ -118,7 +121,7 @@ class Tables:
             raise ValueError(f"successors_at of a schedule must rise from 0 to its {m} edges")
         before = np.repeat(np.arange(n), np.diff(at))
         if m and ((self.successors <= before).any() or self.successors.max() >= n):
-            raise ValueError("an entry of a schedule waits for itself, a later or a missing entry; edges must lead forward")
+            raise ValueError("an edge of a schedule leads back, to its own entry or to no entry; edges must lead forward")
         if (np.bincount(self.successors, minlength=n) != self.needs).any():
             raise ValueError("needs of a schedule do not match the edges that lead to each entry; count them from successors")
         if n and (self.stretches[0] < 0 or (np.diff(self.stretches) < 0).any()):

@@ -163,7 +163,7 @@ def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
 
 @inline()
 def _serve(graph: Any, run: Any) -> None:
-    """Do what Python has asked for since the last time, and end copies whose time has come."""
+    """Carry out the requests of Python since the last time, and end copies whose time has come."""
     control, times = run.control, run.times
     for way in range(2):
         if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.FREE_AT_UP + way]:

@@ -33,7 +33,7 @@ class Fetch:
 
 
 class Section(NamedTuple):
-    """A named stretch of a program, for people. phase: "forward", for instance. name: of a layer, for instance."""
+    """A named range of entries of a program, for people. phase: "forward", for instance. name: of a layer, for instance."""
 
     phase: str
     name: str
@@ -68,7 +68,7 @@ class Program:
     inputs: small tiles that the host fills before a run, by name.
     temporaries: tiles that live within one run.
     marks: positions of marks, by name. rewritten: for each mark's name, the inputs that get a new value there.
-    fetches: the results for the host, in order. sections: (position, section) of each stretch, for traces.
+    fetches: the results for the host, in order. sections: (position of the first entry, section), for traces.
     next_uses: for each entry, the next position of each operand in this run (NEVER: not before it is overwritten). Persistent
     tiles continue into the next run of the same program (position + len).
     device_uses: the same, as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
@@ -132,11 +132,11 @@ class Program:
         self.entries.append(self.fetches[-1])
 
     def section(self, phase: str, name: str) -> None:
-        """Start a named section, for people who look at a trace."""
+        """Start a named section, for readers of a trace."""
         self.sections.append((len(self.entries), Section(phase, name)))
 
     def mark(self, name: str, rewrites: Sequence[Tile] = ()) -> None:
-        """Add a mark. rewrites: inputs that the host gives a new value there, in every run."""
+        """Add a mark called `name`. rewrites: inputs that the host gives a new value there, in every run."""
         self.marks[name] = len(self.entries)
         self.rewritten[name] = tuple(rewrites)
         self.entries.append(Mark(name))

@@ -135,9 +135,9 @@ def _check(tiers: Tiers, program: Program, start: Iterable[Standing]) -> None:
 
 
 def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:
-    """Tell the tiers that tiles stand as in `stands`. Nothing may be in flight.
+    """Make the ledgers say that tiles stand as in `stands`. Nothing may be in flight; this is not checked.
 
-    failure: returns the error of an entry, None if it went well.
+    slots: the slot of each place. failure: returns the error of an entry, None if it went well.
     """
     found = list(stands)
     in_ram = {one.tile for one in found if one.tier != TOP}

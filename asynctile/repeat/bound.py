@@ -99,7 +99,7 @@ class Bound:
             target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
 
     def ended(self) -> None:
-        """Note that a run has reached its end: all its tiles are written."""
+        """Record that a run has reached its end, so that all tiles of the program are written."""
         if self.unwritten:
             stand(self.tiers, self.schedule.end, self.slots, lambda entry: None)
             self.unwritten = ()

@@ -1,4 +1,7 @@
-"""A run of a program as its caller sees it (`Job`), and a run that failed before its first entry (`FailedJob`)."""
+"""A run of a program as its caller sees it (`Job`), and a run that failed before its first entry (`FailedJob`).
+
+A mark is a place in the program where the caller looks at results and decides (Program.mark).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Job(Protocol):
         """Let everything before `mark` run. KeyError if the program has no such mark."""
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
-        """Give an input another value for the work behind a mark; only at a mark that allows it (Program.mark)."""
+        """Give an input another value for the work behind the last mark given to `until`, which must list it in `rewritten`."""
 
     async def reported(self) -> None:
         """Wait for the numbers of everything before the last mark given to `until`."""

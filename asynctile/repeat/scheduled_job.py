@@ -1,8 +1,9 @@
 """A run of a program by its schedule.
 
-Compiled workers, graphs of a device or coroutines carry out a stretch; the host looks at marks. If an entry fails,
-entries that depend on it are no good, and the rest of the stretch still runs. So a step that fails or is given up is
-left at a mark, where the schedule knows where every tile stands.
+A mark is a place in the program where the host looks at results, and a stretch is the entries between two marks. Compiled
+workers, graphs of a device or coroutines carry out a stretch once the host has released it. If an entry fails, entries that
+depend on it are no good, and the rest of the stretch still runs. So a step that fails or is given up is left at a mark,
+where the schedule knows where every tile stands.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Player(Protocol):
 
 
 class ScheduledJob:
-    """A run that begins when it is made, on the device's loop. Its inputs are in place. The rest is as in Job.
+    """A Job that begins when it is made, on the device's loop. The inputs of `bound` must be filled (not checked).
 
     outputs: host arrays that the program's fetches fill.
     """
@@ -130,7 +131,7 @@ class ScheduledJob:
                 await self._player.hand_over()
 
     def _begun(self) -> range:
-        """Return the released stretches that have entries."""
+        """Return the numbers of the released stretches that have entries."""
         return range(min(self._released, self._bound.played.stretch_count))
 
     def _ended(self) -> list[StreamEvent]:
@@ -171,7 +172,8 @@ class ScheduledJob:
         self._player.transferred(entry, error is None)
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return what went wrong first: the first error of the disk if there is one, else the player's error."""
+        """Return the error that came first: the disk's error at the earliest entry if there is one, else the player's `error`.
+        """
         return self._errors[min(self._errors)] if self._errors else error
 
     def _count(self) -> None:

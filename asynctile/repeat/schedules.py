@@ -110,7 +110,7 @@ class Schedules:
                 raise never_written(tile)
 
     def _check_written(self, program: Program) -> None:
-        """Raise AsynctileError if nobody has written a tile that the program reads first."""
+        """Raise AsynctileError if the program reads a tile first that has never been written."""
         given = set(program.inputs.values())
         for tile in program.first_uses:
             if tile not in given and self._tiers.top.of(tile).state is ABSENT:
@@ -186,7 +186,8 @@ class Schedules:
             raise
 
     def _unwritten(self, program: Program) -> Collection[Tile]:
-        """Return the program's tiles that nobody has written, and that it writes before it reads them."""
+        """Return the standing tiles of the program without bytes, apart from its inputs. It writes them before it reads them.
+        """
         given = set(program.inputs.values())
         return {tile for tile in program.standing if tile not in given and self._tiers.top.of(tile).state is ABSENT}
 
@@ -257,7 +258,7 @@ class Schedules:
                 self._let_go(self._bounds.pop(other))
 
     def _let_go(self, bound: Bound) -> None:
-        """Note that it is bound no more; release its inputs."""
+        """End the use of `bound`, which is not kept any more, and release its inputs."""
         self._end(bound)
         self._assembly.release(bound.schedule.program.inputs.values())
 

@@ -57,7 +57,7 @@ class Template:
         self._totals = self._summed(self._amounts)
 
     def bound(self, arrays: Arrays, numbers: np.ndarray) -> Any:
-        """Return what its executor is given: the schedule on these arrays."""
+        """Return the object that the template's executor runs: the schedule on these arrays."""
         return Placed(self.schedule, arrays, numbers)
 
     def numbers_on(self, device: Device) -> np.ndarray:

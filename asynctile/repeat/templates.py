@@ -158,7 +158,7 @@ class Templates:
         self._kept.clear()
 
     def _key(self, program: Program) -> Any:
-        """Return what a template depends on, except for kernels."""
+        """Return the key of a template: everything that it depends on, except for kernels."""
         return program, _cut(self._tiers), self._is_in_turns
 
     @property
@@ -185,10 +185,10 @@ class Templates:
         return {name: kernels[name] for name in names if name in kernels}
 
     def _drop(self) -> None:
-        """Drop the least recently used schedules if there are too many, and what is bound of them.
+        """Drop the least recently used templates while there are too many, and unbind their schedules.
 
-        If most of them were never played, drop one of those: programs that run once must not push out programs that
-        come again.
+        If most of them were never played, drop one of those: programs that run once must not push out programs that come
+        again.
         """
         entries = sum(len(one.issued.schedule) for one in self._kept.values())
         while len(self._kept) > KEPT or (len(self._kept) > FEW and entries > ENTRIES):

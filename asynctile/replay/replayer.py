@@ -1,8 +1,8 @@
 """The replayer: it runs the graphs of a recording piece by piece, and the work of the host between them.
 
 A piece is one launch on the device's stream. An operation of the host, or a transfer, is work on a stream of the host
-that waits for the event of a piece. All of it is handed over as soon as it is released; then the device and the threads
-go on by themselves.
+that waits for the event of a piece. All of it is handed over as soon as its stretch (the entries between two marks) is
+released; then the device and the threads go on by themselves.
 
 Graphs cannot skip work. After a failure the rest of the graph runs all the same, and entries that depend on the failed
 one count as failed, too.

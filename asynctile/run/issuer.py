@@ -1,5 +1,7 @@
 """A schedule carried out by coroutines: each entry awaits the futures that it names, then enqueues its work.
 
+A stretch is the entries between two marks, where the host looks at results. The host releases stretches one by one.
+
 While entries are handed over, each lane of the device has one task: compute, operations of the host, copies up, copies
 down, reads and writes of the spill file. A lane takes its entries in the order of the schedule. An entry may name an
 entry of another lane; its lane waits only if the other lane has not enqueued that entry yet. So the lanes of transfers

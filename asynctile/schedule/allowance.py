@@ -28,10 +28,12 @@ class Allowance:
         self._has_token = False
 
     def goes_on(self, now: float, *, wrote: bool, others_wait: bool) -> bool:
-        """Return, after a round, whether texts keep the share for one more. wrote: the round produced a token.
+        """Return, after a round, whether texts keep the share for one more round.
 
-        If no other job waits, they give it back, which then costs nothing. Otherwise they always keep it until their first
-        token: their cache is rebuilt after a step, and giving up earlier would waste that work.
+        now: the time. wrote: the round produced a token. others_wait: another job waits for the share.
+
+        If no other job waits, texts give the share back, which then costs nothing. Otherwise they always keep it until their
+        first token: their cache is rebuilt after a step, and giving up earlier would waste that work.
         """
         self._has_token |= wrote
         took, self._at = now - self._at, now

@@ -49,9 +49,9 @@ class Space(NamedTuple):
 
 
 def decide(program: Program, space: Space, packing: Packing | None = None) -> Schedule | None:
-    """Return the schedule of a step of `program`, or None if the step does not fit.
+    """Return the schedule of a step of `program` in `space`, or None if the step does not fit.
 
-    packing: of the top tier; None: it is worked out here.
+    packing: of the top tier; None: work it out here.
     """
     packing = packing or plan_top(program, space)
     beneath = None
@@ -74,7 +74,7 @@ def _levels(space: Space) -> Levels:
 
 
 def plan_top(program: Program, space: Space) -> Packing | None:
-    """Return what moves in the tier in which operations run, or None if a step does not fit.
+    """Return the moves of a step in the tier in which operations run, as a packing; None if the step does not fit.
 
     In RAM, inputs stand between two steps if there is room, else they wait below.
     """
@@ -91,7 +91,7 @@ def plan_top(program: Program, space: Space) -> Packing | None:
 
 
 def _beneath(packing: Packing, space: Space, ram: Cut) -> Beneath | None:
-    """Return what moves in RAM. Inputs stand there between two steps if there is room, else they wait below."""
+    """Return the moves of a step in RAM, None if it does not fit. Inputs stand there between two steps if there is room."""
     assert ram.cap is not None
     link, pace = pace_of(space.rates, has_link=True), pace_of(space.rates, has_link=False)
     for inputs_stand in (True, False):

@@ -29,10 +29,11 @@ class Moved:
 
 
 def fewest(program: Program, cap: int, alignment: int) -> Moved | None:
-    """Return what a step of `program` must move through `cap` bytes of a memory with this alignment; None if it does not fit.
+    """Return the bytes that a step of `program` must move through a memory of `cap` bytes; None if the step does not fit.
 
     The tile that is needed furthest ahead is evicted first, and only as many of its bytes as are needed. Before it go tiles
-    that are dead, that are overwritten before they are read (both for free), or that the host uses next.
+    that are dead, that are overwritten before they are read (both for free), or that the host uses next. alignment: of
+    tiles, in bytes.
     """
     memory = _Memory(program, cap, alignment)
     if not memory.run():

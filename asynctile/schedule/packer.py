@@ -1,8 +1,8 @@
 """Where tiles stand in a tier as they come and go, and what moves: the places of a walk (stays.py).
 
-If no hole takes a tile, other tiles are first moved within the tier, because a copy there costs a small part of loading the
-bytes again. Only then are tiles evicted. Among the holes that fit, the one that is free soonest is taken (clock.py). A walk
-without places only counts free bytes.
+A tile's home is the place where it stands between two runs. If no hole takes a tile, other tiles are first moved within the
+tier, because a copy there costs a small part of loading the bytes again. Only then are tiles evicted. Among the holes that
+fit, the one that is free soonest is taken (clock.py). A walk without places only counts free bytes.
 
 Compiled code over the tables of state.py.
 """
@@ -68,7 +68,7 @@ def leave(s: Any, number: int) -> None:
 
 @piece()
 def unborn(s: Any, number: int) -> None:
-    """Undo the place of a tile that the present entry was to write whole."""
+    """Forget a tile that the present entry was to write whole, and cancel the record of its place."""
     forget(s, number)
     for index in range(min(s.moves, s.moves_room) - 1, -1, -1):
         move = record_at(s.moves_at, index, MOVE)
@@ -164,9 +164,9 @@ def _step_aside(s: Any, number: int) -> None:
 
 @piece()
 def _settle_all(s: Any, count: int) -> int:
-    """Settle those of the first `count` tiles in `homes` that are not at home.
+    """Settle (see `_settle`) those of the first `count` tiles in `homes` that are not at home; return how many could not.
 
-    The tiles that could not settle are then the first ones; returns their number.
+    These are then the first ones in `homes`.
     """
     left = 0
     for place in range(count):

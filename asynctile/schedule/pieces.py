@@ -1,9 +1,10 @@
 """A schedule in pieces: the device's work from one job of the host to the next. Each piece becomes one CUDA graph.
 
-A piece is a range of entries of one stretch. Its device entries run as a whole, on the device's streams alone, and pieces run
-in order, each when the one before is over. The host's entries (updates in RAM, moves to and from a file) are asides: an aside
-runs behind the piece that has the last device entry it needs, and before the first piece that needs it. So no path from the
-device to the host and back may lie within one piece. Pieces also end early enough for the host to work beside the next one.
+A piece is a range of entries of one stretch, between two marks. Its device entries run as a whole, on the device's streams
+alone, and pieces run in order, each when the one before is over. The host's entries (updates in RAM, moves to and from a
+file) are asides: an aside runs behind the piece that has the last device entry it needs, and before the first piece that
+needs it. So no path from the device to the host and back may lie within one piece. Pieces also end early enough for the host
+to work beside the next one.
 
 Pure: a function of the schedule and of rough rates. Devices whose threads take single entries need no pieces (asynctile/play).
 """
@@ -205,7 +206,11 @@ def _reached(ways: _Ways, pace: Pace) -> list[float]:
 
 
 def _starts(ways: _Ways, ends: Collection[int], pace: Pace, most_s: float | None) -> Iterator[int]:
-    """Yield the first entry of each piece. ends: the entries with which a piece should end."""
+    """Yield the first entry of each piece.
+
+    ends: the entries with which a piece should end. pace: estimates the time of entries. most_s: seconds after which a piece
+    ends, None for no limit.
+    """
     lanes = _Lanes(ways, pace)
     for first, stop in pairwise((*ways.schedule.stretches, len(ways.aside))):
         start, is_over = first, True

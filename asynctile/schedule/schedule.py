@@ -67,7 +67,7 @@ class Scheduled:
     what: the operation, or the tile that is moved. places: of the operation's operands; for a move, where to and where from.
     waits: earlier entries whose bytes this entry needs. after: earlier entries that must only be over, because this entry takes
     their slot or overwrites what they read.
-    stretch: the number of its stretch, see Schedule.
+    stretch: the number of its stretch, see Schedule.stretches.
     """
 
     kind: Kind
@@ -109,8 +109,8 @@ class Standing:
 class Schedule:
     """One step of `program`. entries: in program order.
 
-    stretches: stretches[i] is the first entry of stretch i. A stretch may run once the host has looked at the results before
-    it. marks: for each mark's name, the stretch behind it.
+    stretches: stretches[i] is the first entry of stretch i. A stretch is the entries between two marks. It may run once the
+    host has looked at the results before it. marks: for each mark's name, the number of the stretch behind it.
     start: where all tiles stand when the step begins, and again when it ends. at: the same for each mark, so a step can be left
     there. end: the same as `start`, but with the entries that wrote the tiles.
     peaks: the most bytes that stand in each tier.

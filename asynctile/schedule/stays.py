@@ -129,7 +129,10 @@ def _use_below(s: Any, entry: int) -> None:
 
 @piece()
 def _bring(s: Any, entry: int) -> bool:
-    """Load what an entry reads; return whether all of it stands now, or will be written first."""
+    """Load the tiles that an entry reads, evicting only tiles needed later; return False if one must wait for room.
+
+    Tiles that will be written whole before they are read are not loaded.
+    """
     s.stamp += 1
     for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
         use = use_at(s, place)

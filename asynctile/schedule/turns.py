@@ -28,8 +28,8 @@ MOST = 1e6
 class Party:
     """One party that computes.
 
-    weight: above 0. virtual_s: used seconds divided by the weight. used_s: seconds with the turn. waited_s: seconds without the
-    turn while it had a job.
+    weight: above 0. interactive: takes the turn as soon as it begins, see above. virtual_s: used seconds divided by the
+    weight. used_s: seconds with the turn. waited_s: seconds without the turn while it had a job.
     """
 
     def __init__(self, weight: float = 1.0, *, interactive: bool = False) -> None:
@@ -79,7 +79,7 @@ class TurnLedger:
             self.holder = None
 
     def decide(self, now: float, wants: Callable[[Party], bool]) -> None:
-        """Give the turn to the party that should have it.
+        """Give the turn to the party that should have it at time `now`.
 
         wants: whether a party has something to run that must wait for its turn.
         """

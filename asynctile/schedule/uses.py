@@ -81,7 +81,7 @@ class Uses:
         return len(self.entries) - 2
 
     def dying(self) -> list[list[Tile]]:
-        """Return for each entry those of its tiles whose bytes are not needed behind it."""
+        """Return, for each entry, those of its tiles whose bytes are dead behind it."""
         found: list[list[Tile]] = [[] for _ in range(len(self))]
         numbers = np.flatnonzero(self.uses["dies"])
         behind = np.searchsorted(self.entries["at"], numbers, side="right") - 1
@@ -98,7 +98,8 @@ def tiles_of(program: Program) -> list[Tile]:
 def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool, inputs_stand: bool = True) -> Uses:
     """Return the uses of the tier in which operations run.
 
-    inputs_stand: without a link, the host writes inputs to this tier before a run; otherwise below it.
+    alignment: of tiles there, in bytes. pace: for the seconds of each entry. has_link: RAM is below that tier. inputs_stand:
+    without a link, the host writes inputs to this tier before a run; otherwise below it.
     """
     numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
     ranks = program.device_uses if has_link else program.next_uses

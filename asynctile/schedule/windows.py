@@ -19,7 +19,8 @@ TWICE = 2
 def room_made_for(s: Any, tile: int) -> tuple[int, int]:
     """Return an offset for a tile once others move aside, and how many move; NOWHERE if none of the cheapest windows works.
 
-    About the fewest bytes move; `find_places` writes down where to. Tiles placed under the present stamp do not move.
+    About the fewest bytes move; `find_places` writes down where to. Tiles that were placed for the present entry do not move:
+    their `placed` is its stamp.
     """
     size = tile_at(s, tile).size
     _find_windows(s, size)
@@ -65,7 +66,10 @@ def _measure_holes(s: Any) -> None:
 
 @piece()
 def _try_window(s: Any, start: int, size: int, first: int) -> None:
-    """Add a window to the cheapest ones if all tiles in it can move. first: number, by offset, of its first tile."""
+    """Add the window at `start` to the cheapest ones, if all tiles in it can move.
+
+    size: of the window, in bytes. first: number, by offset, of its first tile.
+    """
     if start < 0 or start + size > s.cap:
         return
     cost, largest = _cost(s, start + size, first)

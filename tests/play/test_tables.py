@@ -51,7 +51,7 @@ def test_other_words_are_bound_to_the_same_entries(tables):
     assert (other.words == tables.words + 1).all() and other.kinds is tables.kinds
     assert other.stretch_at.tolist() == tables.stretch_at.tolist()
     for words in (tables.words[1:], tables.words.astype(np.float64), np.repeat(tables.words, 2)[::2]):
-        with pytest.raises(ValueError, match="give as many int64"):
+        with pytest.raises(ValueError, match="give a C-contiguous int64 array"):
             tables.bound(words, None)
 
 
