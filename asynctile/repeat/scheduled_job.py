@@ -172,8 +172,7 @@ class ScheduledJob:
         self._player.transferred(entry, error is None)
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return the error that came first: the disk's error at the earliest entry if there is one, else the player's `error`.
-        """
+        """Return the error of the disk at the earliest entry, or the player's `error` if the disk had none."""
         return self._errors[min(self._errors)] if self._errors else error
 
     def _count(self) -> None:

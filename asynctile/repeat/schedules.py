@@ -186,8 +186,7 @@ class Schedules:
             raise
 
     def _unwritten(self, program: Program) -> Collection[Tile]:
-        """Return the standing tiles of the program without bytes, apart from its inputs. It writes them before it reads them.
-        """
+        """Return the standing tiles without bytes, except inputs. The program writes them before it reads them."""
         given = set(program.inputs.values())
         return {tile for tile in program.standing if tile not in given and self._tiers.top.of(tile).state is ABSENT}
 
