@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(parser: Parser, words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the parsed options, or None after a line on stderr that says what cannot be parsed.
+    """Return the parsed options. If they cannot be parsed, write one line about this to stderr and return None.
 
     argparse itself would list all commands, or would not name the command whose --help to read.
     """

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def flags_of(self, command: str | None) -> list[str]:
-        """Return every option of a command, or with None those of the program itself."""
+        """Return all options of `command`; of the program itself if it is None."""
         parser = self if command is None else self.commands[command]
         return list(parser._option_string_actions)
 

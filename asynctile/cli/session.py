@@ -290,5 +290,5 @@ class Session:
 
 
 def last_words(folder: RunFolder, newest: Path | None) -> str:
-    """Return what a run says when a second signal ends it while `newest` is its newest checkpoint."""
+    """Return the last line of a run that a second signal ends. newest: its newest checkpoint."""
     return printable(f"asynctile train: stopped at once; with --resume, {folder.start(newest)}")

@@ -156,7 +156,7 @@ class Conductor:
         shutil.rmtree(folder)
 
     async def _judge(self, round: Round) -> None:
-        """Play a round and count what goes wrong; nothing of it is raised."""
+        """Play a round, and count it and its failure. Errors of the round are not raised."""
         try:
             counts = await self._plays[round.scenario](round)
         except Finding as finding:

@@ -204,7 +204,10 @@ def _elsewhere(call: Call, how: Disturbance, reached: Reached) -> Landed:
 
 @contextmanager
 def thrown_away() -> Iterator[list[str]]:
-    """Collect uncatchable errors of discarded coroutines, except those of a caller's own blocks."""
+    """Collect, in the list that it yields, errors that Python can only report, as it discards coroutines.
+
+    RuntimeErrors and RuntimeWarnings are left out: a caller's own blocks may cause them.
+    """
     found: list[str] = []
     before = sys.unraisablehook
 

@@ -61,7 +61,7 @@ def batch(step: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 class StressTrainer(Trainer):
-    """A trainer that counts its steps in `tally`, no matter who awaits them; None: nowhere."""
+    """A trainer that counts its steps in `tally`, even if their callers are gone; None: it does not count."""
 
     tally: Tally | None = None
 

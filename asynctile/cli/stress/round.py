@@ -55,7 +55,7 @@ class Round:
         self._engine: StressEngine | None = None
 
     def describe(self, patience_s: float) -> str:
-        """Return what the round's engine is doing, for a round that hangs."""
+        """Return a description of the work that the round's engine is doing, for a round that hangs."""
         if self._engine is None:
             return "no engine is open"
         return describe(runtime_of(self._engine).tiers.device.streams(), patience_s)

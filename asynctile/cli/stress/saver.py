@@ -116,7 +116,10 @@ def _round(folder: Path, chance: random.Random, digests: list[str]) -> Killed:
 
 
 def _judge(life: Life, found: list[int], step: int, number: int) -> tuple[Kind, str] | None:
-    """Return what is wrong with a training after a kill before call `number`: its state must be that of `step` or the next."""
+    """Return the kind and description of a fault in a training after a kill before call `number`; None if it has none.
+
+    Its state must be that of `step` or of the next step. found: the steps whose states fit.
+    """
     where = f"after a kill after call {number - 1} of a save"
     if not _said(life, "loaded"):
         return "lost", f"{where}, no checkpoint loads: a training {life.end}"

@@ -108,7 +108,7 @@ class Signaller:
 
 
 def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
-    """Return how a signalled training ended, and what is wrong with that."""
+    """Return how a signalled training ended, and the kind and description of a fault in that, or None."""
     times = [at_s for at_s, _ in end.sent]
     apart_s = times[1] - times[0] if len(times) == 2 else 0.0
     last = end.out.decode().rstrip("\n").rpartition("\n")[2]

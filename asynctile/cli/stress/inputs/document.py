@@ -52,7 +52,7 @@ def says_dtypes(site: Site) -> bool:
 
 @dataclass
 class _Document:
-    """The JSON part of a file, between what comes before and after it."""
+    """The JSON part of a file, with the bytes of the file before and after that part."""
 
     before: bytes
     value: Any

@@ -23,7 +23,7 @@ def odd_names(site: Site) -> None:
 
 
 def litter(site: Site) -> None:
-    """Add what a kill leaves beside a folder being replaced or a file being written; here it may be a link."""
+    """Add an entry with the name of litter that a kill leaves beside a replaced folder or a written file; it may be a link."""
     inside = [entry.name for entry in site.path.iterdir()] or ["step-000001"]
     name = f".{site.chance.choice((*inside, 'step-000006', 'step-000004'))}.{site.chance.getrandbits(32):08x}"
     _put(site.path / f"{name}.{site.chance.choice(('new', 'old', 'part'))}", site)
