@@ -164,7 +164,7 @@ def _training(state: dict[str, Any]) -> Training:
 
 
 def _arithmetic(model: ModelState) -> dict[str, Any]:
-    """Return the device's part of what bits depend on: the precision, and how many times as tall as wide row tiles are."""
+    """Return the device's settings that bits depend on: the precision, and how many times as tall as wide row tiles are."""
     return {"precision": model.runtime.life.precision, "tall": model.tiling.tall}
 
 

@@ -59,7 +59,7 @@ def _stats(recording: Recording) -> Grid:
 
 
 def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = None) -> Grid:
-    """Compute logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles. dtype: if not that of x."""
+    """Compute logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles. dtype: of logits; None: that of x."""
     wte = recording.parameters.titled(WTE)
     tiles = recording.grid("logits", recording.tiling["vocab"], dtype)
     for k in recording.columns:

@@ -16,7 +16,7 @@ Progress = Callable[[int, int], object]
 
 
 class Saving:
-    """The background save that nobody has asked about since it began, if there is one."""
+    """The background save of a model, if there is one whose end was not awaited yet."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

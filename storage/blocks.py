@@ -92,7 +92,7 @@ class Blocks:
         self._free, self._holes, self.end = state
 
     def take(self, nbytes: int, what: str) -> Block:
-        """Take a block of at least `nbytes` for `what`; BudgetError when the cap is reached.
+        """Take a block of at least `nbytes`; BudgetError, which names its user `what`, when the cap is reached.
 
         Reuses the most recently freed block first: the file system has already allocated and written it, so it is faster.
         """

@@ -74,7 +74,7 @@ class Folder:
             return None
 
     def links(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that are links."""
+        """Return the names among `names` that are links."""
         return [name for name in names if (found := self.stat(name)) is not None and stat.S_ISLNK(found.st_mode)]
 
     def check_plain(self, names: Iterable[str]) -> None:
@@ -85,12 +85,12 @@ class Folder:
                 raise is_a_link(self.path / name) if stat.S_ISLNK(found.st_mode) else _is_not_plain(self.path / name)
 
     def make(self, name: str) -> None:
-        """Make a folder; FileExistsError if the name is taken."""
+        """Make a folder. FileExistsError if the name is taken, CheckpointError if it is taken by a link."""
         with self.naming(name):
             os.mkdir(name, dir_fd=self.fd)
 
     def new_file(self, name: str) -> int:
-        """Make a file and return a descriptor for writing it; FileExistsError if the name is taken."""
+        """Make a file and return a descriptor for writing it; errors as those of `make`."""
         with self.naming(name):
             return os.open(name, _NEW, 0o666, dir_fd=self.fd)
 

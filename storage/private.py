@@ -75,7 +75,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether this is a folder of this user that nobody else can write."""
+    """Return whether the path is a folder of this user that no other user can write."""
     found = path.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
 
