@@ -95,7 +95,7 @@ class Runtime:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes work; from any thread. Never in a forked child of the process that opened the engine."""
+        """Whether the share takes work; from any thread. Never in a forked child of the process that opened the engine."""
         return self.life.is_open and self.life.process == os.getpid()
 
     @property
@@ -194,9 +194,9 @@ class Runtime:
     ) -> Job:
         """Begin a run of `program`, played if it repeats; inside `exclusive`, on the device's loop.
 
-        demand: what the program asks of the arena, which another program may have cut for itself since. outputs: arrays that
-        its fetches fill. From here to the end of `exclusive` the share takes turns with others that have a job.
-        BudgetError, before any work, if the caps are below its floor.
+        demand: of the program. Another program may have cut the arena for itself since the last run. inputs: values by name.
+        outputs: arrays that the program's fetches fill. From here to the end of `exclusive` the share takes turns with
+        others that have a job. BudgetError, before any work, if the caps are below the program's floor.
         """
         self.life.check_process()
         self.life.turns.begin(self.turn)

@@ -211,7 +211,7 @@ class _Call(Generic[T]):
             self.task.cancel()
 
     def _forsake(self) -> None:
-        """Note that nobody waits any more: cancel the job, or clean up if it has ended."""
+        """End the job without its caller: cancel it, or clean up if it has ended."""
         if self.task is not None and not self._is_forsaken:
             self._is_forsaken = True
             if self.task.done():
@@ -234,7 +234,7 @@ class _Call(Generic[T]):
         resolve(self._woken)
 
     def _clear_up(self) -> None:
-        """Undo the result of the job, since nobody gets it. A job that failed or was cancelled has none."""
+        """Undo the result of the job, which has no receiver. A job that failed or was cancelled has no result."""
         task = self.task
         if task is None or task.cancelled() or task.exception() is not None or self._undo is None:
             return

@@ -113,7 +113,7 @@ class Statistics:
 
 
 def traffic(assembly: Assembly) -> StepTraffic:
-    """Return what was moved and waited for until now, and the peaks. Safe from any thread."""
+    """Return the share's moved bytes and stalled seconds until now, and its peaks. Safe from any thread."""
     tiers = assembly.tiers
     top, host, spill, player = tiers.top, tiers.host, tiers.spill, tiers.player
     linked = top is not host

@@ -56,7 +56,7 @@ def waiting(stall: Stalled) -> str:
 
 
 def waits_for(stall: Stalled) -> str:
-    """Return what an operation waited for most of the time: its copy, or the work that the copy waited for."""
+    """Return words for the longest part of a stall: the copy itself, its queue, or the work that the copy waited for."""
     copy = stall.copy
     verb = _copying(copy.stream, copy.what, copy.what)
     if not copy.ended:

@@ -137,9 +137,9 @@ class Tier:
                 residency.array = self.memory.array(slot, residency.tile.shape, residency.tile.dtype)
 
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
-        """Make the pools serve `demand`. Nothing may be in flight.
+        """Make the pools serve `demand`. Nothing may be in flight (not checked). foreign: as in Arena.check.
 
-        The pools must be empty if arena.must_be_empty says so. If there is no memory for the new slots, they are
+        The pools must be empty (asserted) if arena.must_be_empty says so. If there is no memory for the new slots, they are
         withdrawn and the error is raised.
         """
         if self.arena.must_be_empty(demand, foreign):
@@ -156,10 +156,10 @@ class Tier:
             raise
 
     def pack(self) -> None:
-        """Pack the arena until the next `cut`: tiles stand where they are told to. The tier must be empty.
+        """Pack the arena until the next `cut`: tiles stand where they are told to. The tier must be empty (asserted).
 
-        Nothing may be in flight, unless the arena is divided. If there is no memory, raises what `cut` does, and the
-        tier has none.
+        Nothing may be in flight (not checked), unless the arena is divided. If there is no memory, raises the same error as
+        `cut`, and the tier has no memory.
         """
         for pool in self.arena.pools:
             pool.memory = None
@@ -172,7 +172,7 @@ class Tier:
             raise
 
     def forget_pools(self) -> None:
-        """Free all memory of the tier. The tier must be empty, and nothing may be in flight; neither is checked."""
+        """Free all memory of the tier. It must be empty (asserted), and nothing may be in flight (not checked)."""
         self._forget_pools()
         self.arena.leave_ground()
 

@@ -222,7 +222,7 @@ def _pool(arena: Arena, place: Place) -> Pool:
 def _array(
     tiers: Tiers, slots: Mapping[Place, Slot], results: Sequence[np.ndarray], place: Place, shape: tuple[int, ...], dtype: Any
 ) -> Any:
-    """Return the array at a place: on the device, in RAM, or in the memory for results."""
+    """Return the array at `place`, with this shape and dtype: on the device, in RAM, or in the memory for results."""
     if place.tier == RESULT:
         return results[place.index].view(dtype).reshape(shape)
     return tiers.from_the_top()[place.tier].memory.array(slots[place], shape, dtype)

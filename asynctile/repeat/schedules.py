@@ -204,7 +204,7 @@ class Schedules:
             raise _Unarrived(error)
 
     async def _is_ready(self, bound: Bound) -> bool:
-        """Return whether it can be played now.
+        """Return whether `bound` can be played now.
 
         All graphs are captured first, in a thread; if that fails, coroutines take over.
         """
@@ -245,7 +245,7 @@ class Schedules:
         self._player().on_transfer = None
 
     def _end(self, bound: Bound) -> None:
-        """Note that nobody runs it any more."""
+        """End the use of `bound`: detach it from its player, and give back its blocks in the spill file."""
         if self._attached is bound:
             self._detach()
         bound.transfers.give_back()

@@ -18,7 +18,10 @@ from asynctile.storage.sizes import format_size
 
 
 def space_of(arenas: Sequence[Arena], asked: Sequence[Demand], *, spills: bool, prefetch: int, rates: Rates) -> Space:
-    """Return the space in `arenas`, from the top down, cut for the demands in `asked`. spills: whether a disk is below RAM."""
+    """Return the space in `arenas`, from the top down, cut for the demands in `asked`, as `decide` takes it.
+
+    spills: whether a disk is below RAM. prefetch: the depth. rates: of device and host.
+    """
     top, ram = _cut(arenas[0], Counter()), None
     if len(arenas) > 1:
         ram = _cut(arenas[1], _temporaries(asked[1], arenas[1].alignment))
@@ -53,7 +56,7 @@ def _cut(arena: Arena, spread: Counter[int]) -> Cut:
 
 
 def _temporaries(demand: Demand, alignment: int) -> Counter[int]:
-    """Return, by size, how many slots there are beside those of the standing tiles."""
+    """Return, by size, how many slots `demand` has in addition to those of its standing tiles."""
     found = Counter(demand.exact)
     found.subtract(align(tile.nbytes, alignment) for tile in demand.standing)
     return +found

@@ -59,7 +59,7 @@ class Transfers:
         return self._link.carry(tile, block, pages, to.tier == DISK, over, after)
 
     def fill(self, tile: Tile, value: np.ndarray) -> StreamEvent:
-        """Write an input that has its place in the file; return the event of the write."""
+        """Write a value to the place of an input in the spill file; return the event of the write."""
         pages = aligned_array(self._link.pages_nbytes(tile))
         pages[: tile.nbytes].view(tile.dtype).reshape(tile.shape)[...] = value
         block: Block = self._host.of(tile).backing

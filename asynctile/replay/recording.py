@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
     @property
     def entries(self) -> tuple[int, ...]:
-        """The entries that it carries out."""
+        """The entries that the piece or aside carries out."""
         return self.what.nodes if isinstance(self.what, Piece) else (self.what.entry,)
 
 

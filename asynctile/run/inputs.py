@@ -29,7 +29,7 @@ class Inputs:
         self.awaited: dict[Tile, asyncio.Future[None]] = {}
 
     def missing(self, entry: Entry) -> Tile | None:
-        """Return an input of `entry` that nobody has written; None if there is none."""
+        """Return a tile that `entry` reads and that has not been written yet; None if there is none."""
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != WRITE and self._top.of(tile).state is ABSENT:
                 return tile

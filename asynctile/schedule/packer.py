@@ -179,7 +179,7 @@ def _settle_all(s: Any, count: int) -> int:
 
 @piece()
 def bring_back(s: Any) -> None:
-    """Return every tile to where it stood when the run began, now that the run is over."""
+    """Move every tile to its home once the run is over, and evict the tiles without a home."""
     s.stamp += 1
     for number in range(s.tiles):
         if tile_at(s, number).stands and tile_at(s, number).home == NOWHERE:

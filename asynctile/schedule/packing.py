@@ -71,10 +71,10 @@ class Packing:
 
 
 def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
-    """Return the best packing found for a tier of `cap` bytes; None if a step does not fit.
+    """Return the best packing found of `uses` in a tier of `cap` bytes; None if a step does not fit.
 
-    depth: of prefetch. Loading early and evicting early take room, so more bytes have to move. Of the packings that move about
-    the fewest bytes, the fastest is taken.
+    depth: of prefetch. Loading early and evicting early take room, so more bytes have to move. Of the packings that move
+    about the fewest bytes, the fastest is taken.
     """
     cap = cap // uses.alignment * uses.alignment
     found = _best(_Packer(uses, cap), depth)

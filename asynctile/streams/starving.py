@@ -90,7 +90,7 @@ def ending(by: object) -> Ran | None:
 
 
 def what_ended(by: object) -> tuple[str, object] | None:
-    """Return that work as (stream, what), without what it waited for itself: others keep it."""
+    """Return the work that `by` finishes now as (stream, what), without the work that it waited for; None if not traced."""
     found = ending(by)
     return None if found is None else (found.stream, found.what)
 
