@@ -71,7 +71,7 @@ def test_a_model_without_a_run_needs_a_text(program: Program, run: Path, text: P
 
 
 @pytest.mark.parametrize("moment", ["tokenizing the text", "bytes of tokens", "evaluating"])
-def test_a_signal_ends_it_while_a_thread_reads_the_text(
+def test_a_signal_ends_evaluation_while_a_thread_reads_the_text(
     program: Program, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     told: list[str] = []

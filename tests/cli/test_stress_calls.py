@@ -72,7 +72,7 @@ def is_inside(text: str) -> bool:
 
 
 def gives_awaitable(function: Any) -> bool:
-    """Whether the function's annotated result is awaited or iterated over asynchronously."""
+    """Return whether the function's annotated result is awaited or iterated over asynchronously."""
     hint = typing.get_type_hints(function).get("return") if inspect.isfunction(function) else None
     return typing.get_origin(hint) in (AsyncGenerator, AsyncIterator, Awaitable, Coroutine, AbstractAsyncContextManager)
 
@@ -108,7 +108,7 @@ async def test_every_public_coroutine_is_disturbed(calls: Coroutines) -> None:
     assert set(ELSEWHERE) <= found.keys() and set(ELSEWHERE.values()) <= known
 
 
-async def test_every_call_does_what_it_is_for(calls: Coroutines) -> None:
+async def test_every_call_does_its_work(calls: Coroutines) -> None:
     """Undisturbed calls end and leave nothing."""
     locks, names = [model_state_of(calls.trainer.model).changing], {"base", "model", "checkpoint"}
     names |= {path.name for path in calls.folder.iterdir()}

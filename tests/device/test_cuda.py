@@ -121,7 +121,7 @@ def test_memory_that_goes_missing_later_is_a_budget_error(device):
         device.array(slots[1], (4,), np.float32)
 
 
-def test_bf16_on_a_gpu_without_it_is_one_sentence():
+def test_bf16_on_a_gpu_without_it_is_refused_in_one_sentence():
     with pytest.raises(DeviceError, match=r"cuda:0 has no bf16 arithmetic \(its compute capability is 7.5"):
         CudaDevice(SoftDriver(capability=(7, 5)), "bf16")
 

@@ -72,7 +72,7 @@ def _needs_a_gpu(missing: str | None) -> None:
 
 @pytest.fixture(scope="session")
 def rehearsed(request: pytest.FixtureRequest) -> bool:
-    """Whether these tests run without a GPU and should do less of the same."""
+    """True if these tests run without a GPU and should do less of the same."""
     return _rehearsed(request.config)
 
 

@@ -17,7 +17,7 @@ from tests.layers.training import SMALL
 pytestmark = pytest.mark.gpu
 
 
-def test_a_cap_beyond_the_memory_names_what_there_is() -> None:
+def test_a_cap_beyond_the_memory_names_the_available_bytes() -> None:
     with pytest.raises(BudgetError, match=r"lower device_memory \(now 64\.00 TiB\)") as caught:
         Engine(NAME, device_memory=1 << 46)
     assert "\n" not in str(caught.value)

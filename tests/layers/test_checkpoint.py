@@ -169,7 +169,7 @@ async def test_the_decay_of_the_rate_is_kept_and_is_a_cosine_in_older_checkpoint
 async def test_a_resumed_training_has_equal_bits(
     options: dict[str, Any], clip_norm: float | None, micro_batches: int, tmp_path: Path
 ) -> None:
-    """It resumes elsewhere, after a skipped step, and whatever the process's own random states are."""
+    """The training resumes elsewhere, after a skipped step, and whatever the process's own random states are."""
     settings = {"clip_norm": clip_norm, "micro_batches": micro_batches}
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine, steps=2, **settings)

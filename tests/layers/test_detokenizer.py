@@ -140,7 +140,7 @@ def test_text_already_given_out_is_not_taken_back() -> None:
 
 
 def test_a_text_continues_its_prompt() -> None:
-    """It keeps the space that a decoder removes at the beginning of a text."""
+    """The text keeps the space that a decoder removes at the beginning of a text."""
     tokenizer = TOKENIZERS["Metaspace"]
     space_a = MARKED.index("\u2581a")
     assert pushed(tokenizer, [space_a, space_a]) == ["a", " a", ""]

@@ -69,7 +69,7 @@ async def test_an_error_in_progress_ends_evaluation_and_the_model_goes_on(model:
     assert (await evaluate(model, [batch(0)])).tokens == 16
 
 
-async def test_without_a_batch_there_is_nothing_to_tell(model: GPT2) -> None:
+async def test_without_a_batch_there_is_no_result(model: GPT2) -> None:
     with pytest.raises(ValueError, match="no target to evaluate"):
         await evaluate(model, [])
     with pytest.raises(TypeError, match="batches is int"):

@@ -73,7 +73,7 @@ def test_initial_values_are_those_of_gpt2() -> None:
 
 
 def test_drawing_takes_few_calls_for_each_block() -> None:
-    """It takes seconds for the 124 million values of GPT-2 small, so a value alone must cost next to nothing."""
+    """Drawing the 124 million values of GPT-2 small takes seconds, so a single value must cost next to nothing."""
     wte = Parameters(GPT2Config(n_layer=1, vocab_size=2048), Tiling(GPT2Config()))["transformer.wte.weight"]
     _, calls = calls_of(initial_piece, wte, (slice(0, 2048), slice(0, 768)), 0)
     assert calls < 30 * (2048 // BLOCK) * (768 // BLOCK)

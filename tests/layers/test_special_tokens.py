@@ -1,4 +1,4 @@
-"""Whether a model has the tokens of a tokenizer. Writing special tokens is tested with the companions of checkpoints."""
+"""The match between the tokens of a model and of a tokenizer. Tests of companions cover the writing of special tokens."""
 
 from __future__ import annotations
 

@@ -1,22 +1,26 @@
-"""The Trace Event Format as it is published, as far as a trace of asynctile uses it: what is wrong with a list of events.
+"""Violations of the Trace Event Format in a list of events, as far as a trace of asynctile uses the format.
 
 From "Trace Event Format" (the Chromium project): every event has `ph`, one letter. `ts` and `dur` are microseconds, `pid` and
 `tid` numbers. By letter:
 
-    X  a span: name, ts, dur, pid, tid. Spans of one (pid, tid) are inside each other or apart.
-    B E  its begin and end: ts, pid, tid; B also name. Each E ends the last B of its track that is open, and none stays open.
+    X  a span: name, ts, dur, pid, tid. Two spans of one (pid, tid) are nested or disjoint.
+    B E  begin and end of a span: ts, pid, tid; B also name. Each E ends the last open B of its track, and none stays open.
     M  metadata: pid, args; process_name and thread_name (args.name), process_labels (args.labels), process_sort_index and
-       thread_sort_index (args.sort_index, a number); those of a thread have a tid.
-    C  counter: name, ts, pid, args with a number for each line. No tid: counters are of a process.
+       thread_sort_index (args.sort_index, a number). Metadata of a thread has a tid.
+    C  counter: name, ts, pid, args with a number for each line. No tid: counters belong to a process.
     i  instant: name, ts, s of g, p and t (global, process, thread), pid, and tid for t.
-    s t f  a flow begins, goes on, ends: name, cat, id, ts, pid, tid; those of one flow have these three alike, s is the first
-       and f the last by ts. With bp "e" an f is of the span around it, as s and t always are, else of the next.
+    s t f  a flow begins, goes on, ends: name, cat, id, ts, pid, tid. Events of one flow share name, cat and id; s is the first
+       and f the last by ts. An f with bp "e" belongs to the span around it, as s and t always do; without, to the next span.
 
-Beyond that Perfetto's importer (google/perfetto, src/trace_processor/importers/json) wants: pid and tid that fit 32 bits, a
-string in one of them being taken for a name; a flow's s, and an f with bp "e", at a time when a span of its track is open,
-or it is counted as an error (flow_no_enclosing_slice); args of a counter that are numbers (json_parser_failure). It takes a
-file that is an array without its end, but not an object without its end. Of metadata it reads process_name and thread_name,
-and its page puts threads in the order of their numbers; chrome://tracing reads all of them.
+Perfetto's importer (google/perfetto, src/trace_processor/importers/json) demands more:
+
+- pid and tid fit into 32 bits; it takes a string in one of them for a name.
+- A span of the track is open at the time of a flow's s, and of an f with bp "e". Otherwise it counts an error
+  (flow_no_enclosing_slice).
+- args of a counter are numbers (json_parser_failure).
+
+It accepts a file that is an array without its end, but not an object without its end. Of metadata it reads process_name and
+thread_name, and its page sorts threads by their numbers; chrome://tracing reads all metadata.
 """
 
 from __future__ import annotations
