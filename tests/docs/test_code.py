@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from asynctile import __version__
 from asynctile.cli import join_negative_values
 from asynctile.cli.arguments import COMMANDS, build_parser
 from tests.docs.pages import PAGES, ROOT, blocks, calls
-from tests.docs.running import is_run, run_page, script
+from tests.docs.running import Runner, is_run, script
 
 #: Blocks of Python that no test runs. A fragment is written as one, not marked; raise this with a reason or not at all.
 MOST_NOT_RUN = 8
@@ -31,10 +33,15 @@ def compiled() -> None:
     import_module("asynctile.kernels.cpu").warm()
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.fixture(scope="module")
+def runner(compiled: None) -> Iterator[Runner]:
+    with Runner() as runner:
+        yield runner
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of)
-def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
-    done = run_page(page, tmp_path)
+def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path, runner: Runner) -> None:
+    done = runner.run(page, tmp_path)
     where = re.findall(rf'{re.escape(str(page))}"?(?:, line |:)(\d+)', done.stderr)
     assert done.returncode == 0, f"{name_of(page)}:{where[-1] if where else '?'} failed:\n{done.stdout}{done.stderr}"
 
@@ -93,7 +100,7 @@ def write(folder: Path, text: str) -> Path:
     return page
 
 
-def test_lines_of_a_script_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_script_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: Runner) -> None:
     monkeypatch.setattr("tests.docs.pages.ROOT", tmp_path)
     page = write(
         tmp_path,
@@ -102,19 +109,30 @@ def test_lines_of_a_script_are_those_of_the_page(tmp_path: Path, monkeypatch: py
     )
     assert script(blocks(page)).splitlines()[3::6][:2] == ["x = 1", "y = x"]
     assert "nowhere" not in script(blocks(page))
-    done = run_page(page, tmp_path)
+    done = runner.run(page, tmp_path)
     assert done.returncode == 1
     assert f'"{page}", line 19' in done.stderr
     assert "KeyError: 1" in done.stderr
 
 
-def test_marked_consoles_run_among_the_python_with_their_options(tmp_path: Path) -> None:
+def test_a_page_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: Path, runner: Runner) -> None:
+    slow = write(tmp_path, "```python\nimport time\nprint('begun', flush=True)\ntime.sleep(100)\n```\n")
+    (tmp_path / "slow").mkdir()
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        runner.run(slow, tmp_path / "slow", timeout=0.5)
+    assert caught.value.output == b"begun\n"
+    (tmp_path / "next").mkdir()
+    quick = write(tmp_path / "next", "```python\nprint('whole')\n```\n")
+    assert runner.run(quick, tmp_path / "next").stdout == "whole\n"
+
+
+def test_marked_consoles_run_among_the_python_with_their_options(tmp_path: Path, runner: Runner) -> None:
     page = write(
         tmp_path,
         "```console\n$ never\n```\n\n<!-- run with --version -->\n```console\n$ asynctile \\\n    info > out\nanything\n```\n"
         "```python\nprint(open('out').read())\n```\n<!-- run -->\n```console\n$ false\n```\n",
     )
-    done = run_page(page, tmp_path)
+    done = runner.run(page, tmp_path)
     assert done.returncode == 1
     assert f"{page}:7: exit status 2 of: asynctile     info --version > out" in done.stderr
 
