@@ -50,7 +50,7 @@ async def _program(round: Round) -> None:
         usual_s = time.monotonic() - began
         for _ in range(3):
             await work.store(engine)
-            await _disturb(round, place, "Engine.start", partial(work.run, engine), usual_s)
+            await _disturb(round, place, "Runtime.start", partial(work.run, engine), usual_s)
         await work.store(engine)
         outcome: Outcome = await work.run(engine)
         (await work.read(engine, outcome)).expect(expected)
