@@ -44,6 +44,7 @@ class Model:
     """
 
     def __init__(self, engine: Share, state: ModelState) -> None:
+        check_kind("state", state, ModelState, "the inside of a model; make a model with await GPT2.create(engine, config)")
         self.engine = engine
         self.config: Config = state.config
         self._state = state
