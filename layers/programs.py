@@ -17,7 +17,7 @@ PROGRAMS, ENTRIES, FEW = 32, 1 << 18, 4
 
 
 class Programs:
-    """Programs by the key that they were recorded for. Safe to use from any thread."""
+    """At most PROGRAMS programs by the key that they were recorded for; the least recently used goes first. From any thread."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Program] = OrderedDict()

@@ -33,7 +33,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The state that a checkpoint keeps besides weights and moments. data_state: the caller's, a dict that fits into JSON."""
+    """The state that a checkpoint keeps besides weights and moments.
+
+    settings, optimizer: the trainer's. step_count: updates of the model. skipped_count: steps that the trainer skipped.
+    data_state: the caller's, a dict that fits into JSON.
+    """
 
     settings: Settings
     optimizer: AdamW

@@ -10,7 +10,7 @@ from asynctile.storage.slot import Slot
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A copy of the tile from its backing into `slot`. was: the tile's state before the move."""
+    """A copy of a residency's tile from its backing into `slot`. was: the tile's state before the move."""
 
     residency: Residency
     slot: Slot

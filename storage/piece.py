@@ -3,7 +3,8 @@
 Covers pieces of 0-D, 1-D and 2-D tensors. header.py says which tensor lies where, tensors.py has the files.
 
 Bytes move by pread and pwrite, one run at a time. The way not taken: a memory map. Mapped pages count in the resident set
-until they are dropped. A full disk or a shrinking file would raise SIGBUS, where pread and pwrite raise an error.
+until they are dropped. A full disk or a shrinking file would raise SIGBUS. Here they are an OSError, and a CheckpointError
+from `read_all`.
 """
 
 from __future__ import annotations

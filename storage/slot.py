@@ -1,4 +1,4 @@
-"""A slot: a range of bytes in a tier's memory that holds at most one tile at a time.
+"""A slot: a range of bytes in a tier's memory for at most one tile at a time, and the events that its next owner waits for.
 
 Slots of one size belong to a pool (storage/pool.py). Slots that begin at any offset belong to the ground
 (storage/ground.py), the block of memory below all pools or, in a packed arena, below all tiles. storage/ledger.py decides

@@ -58,7 +58,10 @@ def measure_cores() -> Rates | None:
 
 
 def caches_nbytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the size of all last-level caches of this machine together; 0 where the system does not tell."""
+    """Return the size of all caches of the machine's highest level together; 0 where the system does not tell.
+
+    A cache that several CPUs share counts once. A CPU without a cache of that level adds nothing.
+    """
     found: dict[tuple[int, str], int] = {}
     try:
         for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):

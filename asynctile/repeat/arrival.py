@@ -126,7 +126,10 @@ def _error_of(tiers: Tiers, start: Iterable[Standing]) -> BaseException | None:
 
 
 def _check(tiers: Tiers, program: Program, start: Iterable[Standing]) -> None:
-    """Raise AsynctileError unless every tile is in the expected state, with a slot exactly if it should have one."""
+    """Raise AsynctileError unless every tile of `start` is in its state there, with a slot exactly if it has a place there.
+
+    Which slot it has is not checked. program: named in the message.
+    """
     for one in start:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):

@@ -84,10 +84,10 @@ class Bound:
                 raise event.error
 
     def put(self, mark: str, tile: Tile, value: np.ndarray) -> None:
-        """Write `value` into an input tile at a mark for which the program lists it in `rewritten`; KeyError for any other.
+        """Write `value` into an input tile at a mark, a named position at which the host looks at results.
 
-        Call when all work before the mark is over; this is not checked. A mark is a named position at which the host looks
-        at results.
+        Call it when all work before the mark is over, and only for inputs that the program lists in `rewritten` there. Neither
+        is checked. KeyError if the tile is not an input with a slot in RAM at that mark.
         """
         np.copyto(self._rewritten[mark][tile], value)
 

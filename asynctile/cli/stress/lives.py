@@ -189,9 +189,9 @@ class _Life:
             await self.engine.aclose()  # after INSIDE there is nothing to close
 
     async def closed(self) -> None:
-        """Disturb `aclose`, and nothing else, while a step and a reader of events are in progress.
+        """Disturb `aclose`, and nothing else, while a step and a reader of events are in progress, and sometimes a save.
 
-        Finding if the step ends with anything but a report or a DeviceError.
+        The step must end with a report or a DeviceError. Any other error is raised as it is; any other result is a Finding.
         """
         engine = await self.engine.open()
         trainer = await new_trainer(engine, draw_recipe(self._round.chance), self._place.update)

@@ -1,5 +1,7 @@
 """The single-precision matrix product of BLAS, callable from compiled code on parts of row-major arrays.
 
+A part is given as the array, the element where it starts, and the elements from one row to the next.
+
 Uses the OpenBLAS that SciPy exports through `scipy.linalg.cython_blas`. Its address is registered with LLVM under a name,
 because Numba can cache code on disk if the code holds a name, but not if it holds an address. This module sets no number of
 threads: the engine does (one per worker). The kernel itself is in gemm.py.

@@ -76,6 +76,8 @@ def attention_backward(
 ) -> None:  # fmt: skip
     """Add the contributions of a pair of query and key tiles to dq, dk and dv, as asynctile/ops/attention.py says.
 
+    Always by own kernels; only attention_backward_whole may use cuDNN.
+
     first: dq is overwritten instead. diagonal: dk and dv are overwritten instead, under the causal mask. stats: the
     log-sum-exp that `attention` left. delta: from attention_delta.
     """

@@ -59,7 +59,10 @@ def judge(
 
 
 def judge_saved(run: Path, end: End) -> None:
-    """Raise Finding if a training that ended in order has steps in its metrics after its newest checkpoint."""
+    """Raise Finding unless the newest checkpoint of a training is that of the last step in its metrics.
+
+    Nothing is judged after status 2 (an error that the user can fix), without metrics, or before the first step.
+    """
     if end.status == 2 or not (run / "metrics.jsonl").exists():
         return
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
