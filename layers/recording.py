@@ -61,8 +61,8 @@ class Cached:
     """The cache that rows of a generation program attend to, because their sequences began in earlier programs.
 
     pages: by layer and group of heads, one tile for each page; it holds the page's keys and, below them, its values.
-    positions: int32 (R,), the position of each of the R rows in its sequence. owners, sequences: int32, the sequence of each page and of each row, as in
-    asynctile/ops/attention_page.py.
+    positions: int32 (R,), the position of each of the R rows in its sequence. owners, sequences: int32, the sequence of
+    each page and of each row, as in asynctile/ops/attention_page.py.
     """
 
     pages: Mapping[tuple[str, int], Sequence[Tile]]
