@@ -94,7 +94,7 @@ class LentRuntime(Runtime):
 
     def _counted(self, job: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return a job that `end` waits for, with the name that `job` has in messages."""
-        counted = self._count(job)
+        counted: Any = self._count(job)  # mypy knows no name of a coroutine
         counted.__qualname__ = getattr(job, "__qualname__", counted.__qualname__)
         return counted
 
