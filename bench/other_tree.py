@@ -19,6 +19,8 @@ MOVED = {
 
 def add_missing_names() -> None:
     """Make today's names available in a package that has them elsewhere. Changes nothing in a current package."""
+    # An editable install finds the modules that the other tree lacks, in the tree that is installed.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
     for now, before in MOVED.items():
         if _missing(now):
             sys.modules[now] = importlib.import_module(before)
