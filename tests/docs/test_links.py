@@ -34,7 +34,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_a_link_that_leads_nowhere_is_found() -> None:
     page = DOCS / "index.md"
-    assert [link for _, link in links(page)][:1] == ["tutorials/index.md"]
+    assert "tutorials/index.md" in [link for _, link in links(page)]
     assert {"train", "asynctile-train", "api"} & anchors(DOCS / "reference" / "commands.md") == {"asynctile-train"}
     assert "engine" in anchors(DOCS / "reference" / "api.md")
 
