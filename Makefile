@@ -17,8 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Python compiles a module to bytecode when it first imports it. Most installed modules are never imported.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-# One process a core. A process that has finished takes tests from another.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# Two processes a core, because half of a test's time is waiting; at most 8. A process that has finished takes tests from another.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * len(os.sched_getaffinity(0))))')
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: train test laws lint docs map reference strict
 
