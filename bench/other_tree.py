@@ -20,7 +20,11 @@ MOVED = {
 def add_missing_names() -> None:
     """Make today's names available in a package that has them elsewhere. Changes nothing in a current package."""
     # An editable install finds the modules that the other tree lacks, in the tree that is installed.
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+    finders = sys.meta_path[:]
+    sys.meta_path[:] = [finder for finder in finders if "__editable__" not in getattr(finder, "__module__", "")]
+    if _missing("asynctile"):  # the folder is no checkout: against.py says so, with the package that is imported in its place
+        sys.meta_path[:] = finders
+        return
     for now, before in MOVED.items():
         if _missing(now):
             sys.modules[now] = importlib.import_module(before)

@@ -231,7 +231,7 @@ async def test_a_failing_disk_leaves_the_old_checkpoint(
             with pytest.raises(CheckpointError, match=said) as caught:  # noqa: PT012
                 await trainer.save(tmp_path / "c", wait=wait)
                 await trainer.saved()
-        for part in (str(tmp_path / "c"), f"needs {format_size(SMALL.config.states_nbytes)} ", "are free"):
+        for part in (str(tmp_path / "c"), f"needs {format_size(SMALL.config.states_nbytes)},", "are free"):
             assert part in str(caught.value)
         assert "\n" not in str(caught.value)
         assert bytes_of(tmp_path / "c") == old
