@@ -63,10 +63,13 @@ class Partner:
     ) -> None:
         """Kill the process, whatever it is doing: it exists to be killed."""
         process = self._process
-        assert process is not None and process.stdin is not None
+        assert process is not None and process.stdin is not None and process.stdout is not None
         await finish(asyncio.to_thread(_kill, process.pid))
         process.stdin.close()
         await process.wait()
+        with suppress(TimeoutError):  # until its pipe has closed, which a loop that ends would leave open
+            async with asyncio.timeout(_KILLED_S):
+                await process.stdout.read()
 
     async def ask(self, seed: int) -> dict[str, Any]:
         """Return the result of the round with this seed. Ended if the process has ended."""
