@@ -173,9 +173,10 @@ class Versions:
         return self.newest is free
 
     async def _publish(self, version: Version) -> None:
-        """Copy the model's weights into `version`, piece by piece, and make it the newest.
+        """Copy the model's weights into `version`, piece by piece; then set its number and make it `newest` for later texts.
 
-        If the versions are closed meanwhile, stop without an error: `newest` stays, and `version` is not whole.
+        If the versions are closed meanwhile, stop without an error; other errors are raised. In both cases `newest` stays and
+        `version.number` is None. This wakes nobody and frees no version.
         """
         began = perf_counter()
         version.number = None

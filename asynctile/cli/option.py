@@ -1,4 +1,4 @@
-"""An option of a training run: its check, its help, and where its value may come from.
+"""An option of a training run: its check, its help, and whether a `--config` file or a resumed run may set it.
 
 Covers `Option`, `option`, which turns a dataclass field into an option, and how messages write options. The options themselves
 are in options.py; arguments.py parses them.

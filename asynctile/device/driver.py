@@ -103,7 +103,11 @@ class Driver(Protocol):
         """
 
     def open_attention(self, stream: int) -> None:
-        """Prepare `attend` and `attend_backward` on `stream`."""
+        """Try cuDNN for `attend` and `attend_backward` on `stream`, and set `attention` to a description of the result.
+
+        If cuDNN is missing or gives wrong results, no error is raised: both methods then return False. OutOfMemory if its
+        workspace does not fit.
+        """
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
         """Do what Context.attend does (kernels/cuda/context.py), on the stream of `open_attention`.

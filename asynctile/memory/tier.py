@@ -56,10 +56,11 @@ class Tier:
         return self.ledger.of(tile)
 
     def admit(self, residencies: Sequence[Residency], access: str) -> list[Move]:
-        """Give each tile a slot, all or none, and enqueue the moves for that. BudgetError if they do not fit together.
+        """Give each tile a slot and enqueue the moves for that; other tiles may be evicted.
 
-        access: one letter per tile, as in Ledger.admit. Other tiles may be evicted. Returns the moves, to be passed to
-        `take_back` if the work that was to use the tiles does not happen after all.
+        access: one letter per tile, as in Ledger.admit. BudgetError if the tiles do not fit together, AsynctileError as in
+        Ledger.admit. After an error, slots without bytes are taken back; loads and evictions already enqueued stay. Returns the
+        moves, to be passed to `take_back` if the work that was to use the tiles does not happen after all.
         """
         moves: list[Move] = []
         try:

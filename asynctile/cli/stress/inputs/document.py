@@ -125,7 +125,10 @@ def odd_text(site: Site) -> None:
 
 
 def odd_name(site: Site) -> None:
-    """Replace a random key of a JSON object by odd text, which need not be a string or even valid JSON."""
+    """Replace a random key, of any object in the file's JSON, by odd text, which need not be a string or even valid JSON.
+
+    Only for files for which `is_document` is true; this is not checked.
+    """
     document = _Document.of(site)
     holder, key = site.chance.choice([slot for slot in _slots(document.value) if isinstance(slot[0], dict)])
     holder[_HOLE] = holder.pop(key)
