@@ -1,17 +1,18 @@
-"""What does a step cost behind a validation, a text or a save, compared with a step behind another step?
+"""What does another program between two steps cost: a validation, or a text?
 
     python bench/bench_between.py [--rounds 5] [--caps 0.25 0.10] [--write]
 
-A schedule ends where it begins, so a step behind another step moves only its own bytes. Behind another program the tiles first
-move back to that beginning: at most one cap of bytes each way. The last column gives the alternative, a schedule of its own for
-each pair of programs, as the CPU seconds that one such schedule takes to work out, divided by the seconds that the moves take.
-There are no targets.
+A schedule ends where it begins, so a step after another step moves only its own bytes. Before another program begins, tiles
+first move to its beginning: at most one cap of bytes each way. The first table has the step after that program. In the second,
+the program itself brings up bytes after a step, and after a run of itself; the difference is what a schedule from any start
+could save at most. Its last column has the CPU seconds to work out one such schedule. There are no targets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from statistics import median
@@ -22,7 +23,7 @@ from common import Table, arguments, batch, publish, trainer_on
 
 from asynctile import Engine
 from asynctile.layers import Trainer
-from asynctile.layers.model_state import model_state_of
+from asynctile.layers.model import model_state_of
 from asynctile.repeat.space import space_on
 from asynctile.schedule.decide import decide
 
@@ -30,18 +31,25 @@ from asynctile.schedule.decide import decide
 async def deciding_s(trainer: Trainer, tokens: Any) -> float:
     """CPU seconds in which the schedule of one validation is worked out, on the caps as they are."""
     model = model_state_of(trainer.model)
-    program = model.program("loss", *tokens.shape)
+    program = model.program("loss", model.tiling.rows(*tokens.shape))
     space = space_on(model.runtime.tiers, model.demand(program))
     started = time.thread_time()
     assert decide(program, space) is not None
     return time.thread_time() - started
 
 
+async def uploaded(engine: Engine, run: Callable[[], Awaitable[Any]]) -> float:
+    """Run once; return the MB that came up meanwhile."""
+    before = engine.statistics().uploaded_bytes
+    await run()
+    return (engine.statistics().uploaded_bytes - before) / 1e6
+
+
 async def main() -> None:
     options = arguments(__doc__, rounds=5, caps=(0.25, 0.10))
     tokens, targets = batch(CONFIG, BATCH, LENGTH)
-    table = Table("a step", ("cap", "behind", "s", "MB up", "MB down"))
-    extra = Table("bringing tiles back", ("cap", "s more", "MB more up", "s to decide instead"))
+    table = Table("a step", ("cap", "after", "s", "MB up", "MB down"))
+    between_steps = Table("the program between", ("cap", "program", "MB up after a step", "after itself", "s to decide"))
     for share in options.caps:
         async with AsyncExitStack() as stack:
             rate = rate_of(share, 2.0)
@@ -58,18 +66,21 @@ async def main() -> None:
             between = {"a step": partial(trainer.step, tokens, targets), "a validation": partial(model.loss, tokens, targets),
                        "a text of 4 tokens": text}  # fmt: skip
             found: dict[str, list[Any]] = {name: [] for name in between}
+            own: dict[str, tuple[float, float]] = {}  # bytes repeat, so the last round's do
             for number in range(options.rounds + 1):
                 for name, run in between.items():
-                    await run()
+                    own[name] = await uploaded(engine, run), await uploaded(engine, run)
                     report = await trainer.step(tokens, targets)
                     if number:  # the first round makes the schedules
                         found[name].append((report.step_s, report.uploaded_bytes / 1e6, report.downloaded_bytes / 1e6))
             medians = {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
             table.rows += [(f"{share:.0%}", name, *row) for name, row in medians.items()]
-            more = [one - other for one, other in zip(medians["a validation"], medians["a step"], strict=True)]
-            extra.rows.append((f"{share:.0%}", more[0], more[1], await deciding_s(trainer, tokens)))
+            decide_s = await deciding_s(trainer, tokens)
+            for name, (after_a_step, after_itself) in list(own.items())[1:]:
+                one_s = decide_s if name == "a validation" else None
+                between_steps.rows.append((f"{share:.0%}", name, after_a_step, after_itself, one_s))
     configuration = {"model": MODEL, "states": STATES, "repeats": f"median of {options.rounds} rounds, in turn"}
-    publish("bench_between", __doc__, configuration, [table, extra], write=options.write)
+    publish("bench_between", __doc__, configuration, [table, between_steps], write=options.write)
 
 
 if __name__ == "__main__":
