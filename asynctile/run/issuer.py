@@ -58,8 +58,8 @@ class Issuer:
         self._results = [outputs[fetch.key][fetch.index] for fetch in placed.schedule.program.fetches]
         #: event of each entry; None before it is enqueued
         self._events: list[StreamEvent | None] = [None] * len(self._entries)
-        #: futures of entries that a lane waits for
-        self._futures: dict[int, asyncio.Future[None]] = {}
+        #: by entry, the futures of the lanes that wait for it
+        self._futures: defaultdict[int, list[asyncio.Future[None]]] = defaultdict(list)
         self._lanes = lanes_of(self._entries)
         #: number of enqueued entries of each lane
         self._done = dict.fromkeys(self._lanes, 0)
@@ -130,8 +130,9 @@ class Issuer:
             event = await self._perform(index)
             self._events[index] = event
             self._done[lane] += 1
-            if (future := self._futures.pop(index, None)) is not None and not future.done():
-                future.set_result(None)
+            for future in self._futures.pop(index, ()):
+                if not future.done():  # its lane may have been cancelled
+                    future.set_result(None)
 
     async def _perform(self, index: int) -> StreamEvent:
         """Wait for the entries that this entry names, then enqueue its work behind their events; return its event.
@@ -181,9 +182,9 @@ class Issuer:
         found = []
         for before in entries:
             while (event := self._events[before]) is None:
-                if before not in self._futures:
-                    self._futures[before] = asyncio.get_running_loop().create_future()
-                await asyncio.shield(self._futures[before])  # other entries may wait for it as well
+                future = asyncio.get_running_loop().create_future()
+                self._futures[before].append(future)
+                await future
             if not event.done or event.error is not None:
                 found.append(event)
         return found
