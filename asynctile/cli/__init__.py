@@ -20,6 +20,7 @@ with ended_by_ctrl_c():
     from asynctile import __version__
     from asynctile.cli.arguments import COMMANDS, Parser, build_parser
     from asynctile.cli.nearest import nearest
+    from asynctile.cli.option import with_flags
     from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
     from asynctile.errors import AsynctileError
     from asynctile.storage.input import shown
@@ -39,11 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ended_by_ctrl_c():
         open_streams()
         parser = build_parser(__version__)
-        given = _read(parser, join_negative_values(sys.argv[1:] if argv is None else argv))
+        typed = join_negative_values(sys.argv[1:] if argv is None else argv)
+        given = _read(parser, typed)
     if given is None:
         return 2
     command = given.pop("command")
     program = "asynctile" if command is None else f"asynctile {command}"
+
+    def tell(sentence: str) -> None:
+        complain(f"{program}: {with_flags(sentence, parser.flags_of(command), typed)}")
+
     try:
         if command is None:
             say(parser.format_help())
@@ -51,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_files()
         _check_address_space()
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: complain(f"{program}: {message}")
+            warnings.showwarning = lambda message, *_, **__: tell(str(message))
             with ended_by_ctrl_c():
                 module = import_module(f"asynctile.cli.{command}")
             status: int = module.run(given)
@@ -66,15 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AsynctileError, ValueError, TypeError, OSError) as error:
         if isinstance(error, OSError) and error.filename == STDOUT:
             drop_output(sys.stdout)
-        complain(f"{program}: {one_line(error)}")
+        tell(one_line(error))
         return 2
     except MemoryError:
-        complain(f"{program}: out of memory; raise the limits of this process (ulimit -v, ulimit -d)")
+        tell("out of memory; raise the limits of this process (ulimit -v, ulimit -d)")
         return 2
     except RuntimeError as error:
         if str(error) != REFUSED:
             raise
-        complain(f"{program}: the system refused to start a thread; {WAY_OUT}")
+        tell(f"the system refused to start a thread; {WAY_OUT}")
         return 2
 
 

@@ -6,13 +6,16 @@ are in options.py; arguments.py parses them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["Option", "flag", "option", "options_of", "shown_value", "typed"]
+__all__ = ["Option", "flag", "option", "options_of", "shown_value", "typed", "with_flags"]
 
 _KEY = "option"
+#: Marks of a sentence about a file, whose keys are written with _.
+_OF_A_FILE = ("--config ", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +69,19 @@ def shown_value(name: str, value: Any) -> str:
     if value is None:
         return "the default"
     return flag(name, value) if isinstance(value, bool) else str(value)
+
+
+def with_flags(sentence: str, flags: Iterable[str], typed: Iterable[str]) -> str:
+    """Return a sentence of the API with options in place of arguments, such as --host-memory for host_memory.
+
+    flags: the options of the command. typed: the words of the command line; a name in one of them is the user's own. A sentence
+    about a file keeps its names, because they are keys there.
+    """
+    if any(mark in sentence for mark in _OF_A_FILE):
+        return sentence
+    own = " ".join(typed)
+    names = {option[2:].replace("-", "_"): option for option in flags}
+    words = [rf"\b{name}\b" for name in names if "_" in name and name not in own]
+    if "spill" in names:  # also an English word
+        words.append(r"(?<=give |with )spill\b")
+    return re.sub("|".join(words), lambda found: names[found[0]], sentence) if words else sentence

@@ -74,8 +74,8 @@ def test_invalid_numbers_are_refused(program: Program, command: str, option: str
         (["--seq-len", "32", "--batch-size", "100000", "--tile", "1"], ["100,000 sequences", "operations forward"]),
         (["--tokenizer", "bpe:300"], ["256", "tokenizer"]),
         (["--trace", "/no/such/folder/trace.json"], ["/no/such/folder"]),
-        (["--device", "emulated", "--device-memory", "1KiB"], ["floor", "device_memory"]),
-        (["--host-memory", "1KiB"], ["host_memory"]),
+        (["--device", "emulated", "--device-memory", "1KiB"], ["--device-memory of 1.00 KiB", "raise --device-memory"]),
+        (["--host-memory", "1KiB"], ["--host-memory of 1.00 KiB", "raise --host-memory or give --spill a folder"]),
         (["--out", ""], ["--out"]),
     ],
 )
