@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from asynctile.layers.config import LARGEST, MODEL, TOKENS, Axis, Config, Tensor, check_count
 from asynctile.layers.guesses import answering
+from asynctile.storage.counts import counted
 from asynctile.storage.input import shown
 
 #: (n_layer, n_head, n_embd) of the published models. Their other settings are the defaults.
@@ -145,7 +146,8 @@ class GPT2Config(Config):
     @property
     def summary(self) -> str:
         """The sizes in words."""
-        return f"{self.n_layer} layers, {self.n_head} heads, width {self.n_embd}, vocabulary {self.vocab_size}"
+        layers, heads = counted(self.n_layer, "layer"), counted(self.n_head, "head")
+        return f"{layers}, {heads}, width {self.n_embd}, vocabulary {self.vocab_size}"
 
     def first_tensors(self) -> Iterator[Tensor]:
         """Yield the embeddings. wte is also the head."""

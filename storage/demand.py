@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from asynctile.storage.counts import counted
 from asynctile.storage.errors import BudgetError
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tile import Tile
@@ -127,9 +128,8 @@ class Demand:
         """
         if cap >= self.floor_nbytes:
             return
-        parts = " and ".join(
-            f"{count} slots of {format_size(size)}" for size, count in zip(self.sizes, self.floor, strict=True) if count
-        )
+        slots = zip(self.sizes, self.floor, strict=True)
+        parts = " and ".join(f"{counted(count, 'slot')} of {format_size(size)}" for size, count in slots if count)
         remedy = remedy or f"raise {argument}"
         raise BudgetError(
             f"{argument} of {format_size(cap)} is below the floor of {format_size(self.floor_nbytes)} "

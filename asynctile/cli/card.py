@@ -20,6 +20,7 @@ from asynctile.cli.options import CHANGEABLE
 from asynctile.cli.terminal import escaped
 from asynctile.layers.config import Config
 from asynctile.layers.report import number_in
+from asynctile.storage.counts import counted
 
 __all__ = ["model_card"]
 
@@ -141,7 +142,8 @@ def _measured(found: _Found) -> Iterator[tuple[str, str]]:
     yield "steps", f"{found.steps:,}"
     yield "tokens trained on", f"{found.tokens:,}"
     if last := found.losses:
-        yield f"training loss, nats per token, mean of the last {len(last)} steps", f"{math.fsum(last) / len(last):.4f}"
+        steps = counted(len(last), "step")
+        yield f"training loss, nats per token, mean of the last {steps}", f"{math.fsum(last) / len(last):.4f}"
     if not (newest := found.newest):
         return
     for line_name, called, _ in _MEASURED:

@@ -23,6 +23,7 @@ from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
 from asynctile.loop.thread import new_loop
+from asynctile.storage.counts import counted
 from asynctile.storage.limits import found
 from asynctile.storage.sizes import format_size
 
@@ -47,8 +48,9 @@ def run(given: dict[str, Any]) -> int:
 
 
 def _devices() -> list[tuple[str, str]]:
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor, with its own arena and link")]
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows = [("cpu", f"{_processor()}, {counted(threads, 'thread')}"),
+            ("emulated", "the same processor, with its own arena and link")]
     return [*rows, *(row for index in range(max(gpu_count(), 1)) for row in _gpu(f"cuda:{index}"))]
 
 
@@ -94,7 +96,7 @@ def _blas() -> list[tuple[str, str]]:
         if library["user_api"] == "blas":
             core = library.get("architecture", "unknown")
             rows.append(("BLAS", f"{library['internal_api']} {library['version']}, core {core}, "
-                                 f"{library['num_threads']} threads, {os.path.basename(library['filepath'])}"))
+                                 f"{counted(library['num_threads'], 'thread')}, {os.path.basename(library['filepath'])}"))
     return rows
 
 

@@ -26,6 +26,7 @@ from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 from asynctile.measure.known import known
 from asynctile.schedule.rates import Rates
+from asynctile.storage.counts import counted
 
 __all__ = ["run"]
 
@@ -55,9 +56,10 @@ def run(given: dict[str, Any]) -> int:
         rates = _rates(machine, stages) if rates is None else rates
         machine = replace(machine, measured=rates, gemm_rate=gemm_rate)
         plan = plan_step(shape, work, machine, stages.begin)
+    batch = f"{counted(options.sequences, 'sequence')} of {counted(seq_len, 'token')}"
     print_rows([
         ("model", shape.summary),
-        ("batch", f"{options.sequences} sequences of {seq_len} tokens, in micro-batches: {options.parts}"),
+        ("batch", f"{batch}, in micro-batches: {options.parts}"),
         *plan.lines(),
     ])  # fmt: skip
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.session import Session
 from asynctile.layers.report import number_in
+from asynctile.storage.counts import counted
 from asynctile.storage.folder import encode_json
 from asynctile.storage.sizes import format_size
 
@@ -116,7 +117,7 @@ def _sentences(sums: Sums, bigrams: float, is_kept: bool) -> list[str]:
                      f"{bigrams:.4f} of a bigram model")
         lines += _of_validation(sums, is_kept)
     stalled = "" if sums.stalled is None else f"; stalled {sums.stalled:.1%} of the time"
-    lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
+    lines.append(f"{counted(sums.steps, 'step')}, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     peaks = f"{format_size(sums.host_peak_bytes)} in RAM"
     if sums.device_peak_bytes:
         lines.append(f"moved {format_size(sums.uploaded_bytes)} to the device and {format_size(sums.downloaded_bytes)} back")

@@ -254,7 +254,7 @@ def _to_do(validations: Validations, done: int, steps: int) -> list[str]:
         return [f"no step is left after step {done}: {validations.why_over}",
                 "continue with a larger --stop-after, or none"]
     if done >= steps:
-        return [f"all {done} steps are done; continue with a larger --steps"]
+        return [f"no step is left after step {done}; continue with a larger --steps"]
     return [f"training steps {done + 1} to {steps}"]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.options import Options
 from asynctile.layers.data import ValidationBatches
+from asynctile.storage.counts import counted
 from asynctile.storage.input import shown
 
 __all__ = ["Validations", "tokens_of"]
@@ -65,7 +66,7 @@ class Validations:
     def why_over(self) -> str:
         """A sentence that says why the run `is_over`."""
         best = "that was finite" if self.best_loss is None else f"below the {self.best_loss:.4f} of step {self.best_step}"
-        return f"{self.without_gain} validations in a row had no loss {best}"
+        return f"{counted(self.without_gain, 'validation')} in a row had no loss {best}"
 
     @property
     def is_over(self) -> bool:

@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_metrics() -> None:
 def test_before_any_validation_the_head_claims_no_result() -> None:
     text = card(lines=LINES[1:2])
     assert "model-index" not in head(text)
-    assert rows(text).keys() >= {"steps", "training loss, nats per token, mean of the last 1 steps"}
+    assert rows(text).keys() >= {"steps", "training loss, nats per token, mean of the last 1 step"}
 
 
 def test_the_card_names_what_decides_the_result_and_no_paths() -> None:

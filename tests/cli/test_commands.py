@@ -93,9 +93,10 @@ def test_plan_of_a_gpu_needs_no_gpu_and_names_the_assumed_rates(program: Program
 
 def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     status, out, err = program("info")
     assert (status, err) == (0, "")
-    for said in ("cpu", "cuda:0", "RAM", "BLAS", "core", "loop", "numba", "OPENBLAS_CORETYPE=Haswell"):
+    for said in ("cpu", "cuda:0", "RAM", "BLAS", "core", "loop", "numba", ", 1 thread\n", "OPENBLAS_CORETYPE=Haswell"):
         assert said in out
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert "OPENBLAS_CORETYPE" not in program("info")[1]

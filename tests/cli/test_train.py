@@ -278,7 +278,7 @@ def test_a_plan_of_a_resumed_run_is_of_its_own_model(train: Program, program: Pr
     assert train("--out", tmp_path / "run")[0] == 0
     status, out, _ = program("plan", "--resume", "--out", tmp_path / "run")
     assert status == 0
-    assert "1 layers, 2 heads, width 16" in out
+    assert "1 layer, 2 heads, width 16" in out
 
 
 def test_hand_edited_metrics_give_a_summary_or_one_line_before_any_step(
