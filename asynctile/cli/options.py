@@ -129,9 +129,9 @@ class Options:
         group=_PLACE, changeable=True,
         plans=True)
     device_memory: int | None = option(
-        None, values.size_or_none, "SIZE", "most bytes to use on the device (default: no limit; on a GPU, all that is free)",
-        group=_PLACE,
-        changeable=True, plans=True)
+        None, values.size_or_none, "SIZE",
+        "most bytes to use on the device; not for cpu, where RAM is the device (default: on a GPU, all that is free but 768 "
+        "MiB; on emulated, half of the RAM that tiles may take)", group=_PLACE, changeable=True, plans=True)
     host_memory: int | None = option(
         None, values.size_or_none, "SIZE",
         "most RAM to use for tiles; on cpu, RAM is the device (default: about four fifths of the RAM that the machine, its "

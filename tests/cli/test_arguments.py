@@ -13,6 +13,7 @@ from asynctile import __version__
 from asynctile.cli.arguments import COMMANDS, build_parser
 from asynctile.cli.option import flag, options_of
 from asynctile.cli.options import Options
+from asynctile.device.cuda import RESERVE_NBYTES
 from tests.cli.conftest import Program
 from tests.settle import HANG_S
 
@@ -110,6 +111,12 @@ def test_the_help_of_train_has_every_option_and_its_default_under_a_heading(prog
         assert f" {flag(name)} {entry.metavar}".rstrip() in words, name
     assert "{default}" not in out and f"(default: {Options.batch_size})" in words
     assert len(headings(out)) >= 6 and out.startswith("usage: asynctile train [OPTION ...]\n")
+
+
+def test_the_help_says_how_much_of_each_device_is_used_without_a_cap(program: Program) -> None:
+    words = " ".join(program("train", "--help")[1].split())
+    assert f"on a GPU, all that is free but {RESERVE_NBYTES >> 20} MiB" in words
+    assert "on emulated, half of the RAM that tiles may take" in words and "not for cpu" in words
 
 
 def test_the_help_of_plan_has_options_that_change_a_plan_and_the_rest_is_accepted(program: Program) -> None:
