@@ -25,8 +25,8 @@ from asynctile.errors import CheckpointError
 from asynctile.layers.config import TOKENS
 from asynctile.layers.report import number_in
 from asynctile.schedule.rates import Rates
-from asynctile.storage.folder import encode_json, read_json
-from asynctile.storage.input import shown
+from asynctile.storage.folder import encode_json, unreadable
+from asynctile.storage.input import parse_json, read_file, shown
 from asynctile.storage.inside import Folder
 
 __all__ = ["RunFolder", "check_same_model", "existing_run", "recorded_rates", "told_rates"]
@@ -166,16 +166,26 @@ class RunFolder:
     def read_record(self) -> dict[str, Any]:
         """Return run.json; CheckpointError if it is damaged or of a later asynctile."""
         path = self.path / _RECORD
-        record = read_json(path)
+        try:
+            record = parse_json(read_file(path))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except ValueError as error:
+            raise self._damaged(f"it is not JSON ({error})") from error
         if not isinstance(record, dict) or not isinstance(record.get("options"), dict):
-            raise CheckpointError(f"{path} is damaged: it holds no options; start a new run")
+            raise self._damaged("it holds no options")
         if record.get("format") != _FORMAT:
             raise CheckpointError(f"{path} has format {shown(record.get('format'))}, expected {_FORMAT}; "
                                   "use the asynctile that wrote it")
         if not isinstance(record.get("model"), dict | None):
-            raise CheckpointError(f"{path} is damaged: its model is {shown(record['model'])}, expected an object; "
-                                  "start a new run")
+            raise self._damaged(f"its model is {shown(record['model'])}, expected an object")
         return record
+
+    def _damaged(self, why: str) -> CheckpointError:
+        """Return the error for a run.json that cannot be used, with the way to train on."""
+        weights = f" from its weights (--model {newest})" if (newest := self.newest) else ""
+        return CheckpointError(f"{self.path / _RECORD} is damaged: {why}; put back a copy of that file, or start a new run"
+                               f"{weights} with another --out")
 
     def discard_unless_begun(self) -> None:
         """Close the folder; of a new run without a step, remove everything that this process made: it leaves nothing behind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Iterable
@@ -234,3 +235,19 @@ def test_a_run_without_a_checkpoint_names_its_best_model_if_there_is_one(
     said = program("generate", run, "--prompt", "a")
     refused(said, "no checkpoint yet", command="generate")
     assert "or name" not in said[2]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "options": {}, "model": 3}'])
+def test_a_damaged_record_of_a_run_names_two_ways_to_train_on(
+    train: Program, program: Program, tmp_path: Path, content: str
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run)[0] == 0
+    whole = (run / "run.json").read_text()
+    (run / "run.json").write_text(content)
+    refusal = program("train", "--resume", "--out", run)
+    refused(refusal, f"{run / 'run.json'} is damaged", "put back a copy of that file", "with another --out")
+    (weights,) = re.findall(r"--model (\S+)\)", refusal[2])
+    assert train("--model", weights, "--out", tmp_path / "another")[0] == 0
+    (run / "run.json").write_text(whole)
+    assert program("train", "--resume", "--out", run, "--steps", 7)[0] == 0
