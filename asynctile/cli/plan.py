@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
+from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.model import choose_shape
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
@@ -44,6 +45,7 @@ def run(given: dict[str, Any]) -> int:
         rates = recorded_rates(record, options.device, options.precision, folder.path)
     else:
         options, rates = new_options(typed), None
+    warn_of_excess(options)
     shape = choose_shape(options, expected_vocab_size(options))
     seq_len = options.seq_len or shape.block_size
     work = Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, tile=options.tile,

@@ -23,6 +23,7 @@ from asynctile.cli.callbacks import open_callbacks
 from asynctile.cli.card import model_card
 from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, expected_vocab_size, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
+from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
@@ -61,6 +62,7 @@ def run(given: dict[str, Any]) -> int:
 
 async def _train(given: dict[str, Any], interrupt: Interrupt) -> int:
     options, folder, callbacks = open_run(given)
+    warn_of_excess(options)
     interrupt.last_words = last_words(folder, folder.newest)
     try:
         return await _train_in(options, folder, callbacks, interrupt)
