@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -141,7 +142,9 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
 
 
 def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | None) -> None:
-    """Refuse a --trace path in a missing folder, and a --spill folder that only run.json names."""
+    """Refuse a --trace path that exists or is in a missing folder, and a --spill folder that only run.json names."""
+    if options.trace is not None and os.path.lexists(options.trace):
+        raise ValueError(f"--trace {options.trace} exists already; name another file, or remove it")
     if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
         raise ValueError(f"--trace {options.trace}: the folder of this file does not exist; create it, or name another file")
     if run is not None and options.spill is not None and "spill" not in typed:

@@ -77,14 +77,39 @@ def test_a_full_disk_ends_the_trace_with_a_sentence_and_changes_no_loss(
     assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(plain)]
 
 
-def test_an_unwritable_trace_is_refused_before_the_first_step_or_reported_at_its_step(
-    train: Program, tmp_path: Path
+@pytest.mark.parametrize("steps", [(), ("--trace-steps", "2:2")])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_trace_overwrites_nothing(
+    train: Program, program: Program, tmp_path: Path, steps: tuple[str, ...], resumes: bool
 ) -> None:
+    run = tmp_path / "run"
+    if resumes:
+        assert train("--out", run, *FAST)[0] == 0
+    (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
-    status, _, err = train("--out", tmp_path / "run", "--trace", tmp_path / "folder", *FAST)
-    assert status == 2 and err.count("\n") == 1 and "folder" in err and not (tmp_path / "run").exists()
-    status, out, err = train("--out", tmp_path / "run", "--trace", tmp_path / "folder", "--trace-steps", "2:2", *FAST)
-    assert (status, err) == (0, "") and "Is a directory; the run goes on without a trace" in out
+    (tmp_path / "link").symlink_to("nowhere")
+    begin = (program, ("train", "--resume", "--steps", 7)) if resumes else (train, ())
+    for name in ("file", "folder", "link"):
+        status, out, err = begin[0](*begin[1], "--out", run, "--trace", tmp_path / name, *steps, *FAST)
+        assert (status, out) == (2, "") and run.exists() == resumes
+        assert err == f"asynctile train: --trace {tmp_path / name} exists already; name another file, or remove it\n"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_trace_that_cannot_be_written_at_its_step_is_reported_and_the_run_goes_on(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, folder = Session._step, tmp_path / "folder"
+
+    async def removed(session: Session) -> None:
+        if session.trainer.step_count == 1:
+            folder.rmdir()
+        await step(session)
+
+    monkeypatch.setattr(Session, "_step", removed)
+    folder.mkdir()
+    status, out, err = train("--out", tmp_path / "run", "--trace", folder / "t.json", "--trace-steps", "2:2", *FAST)
+    assert (status, err) == (0, "") and "No such file or directory; the run goes on without a trace" in out
 
 
 def test_a_trace_cut_off_by_a_signal_can_be_opened(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
