@@ -223,7 +223,7 @@ def missing_files(text: str, there: set[str]) -> list[str]:
 
 def test_files_named_in_sources_and_guides_exist() -> None:
     """A file that moves takes its mentions along."""
-    folders = ("asynctile", "layers", "storage", "tests", "bench", "examples")
+    folders = ("asynctile", "layers", "storage", "tests", "bench", "examples", "docs/_ext")
     paths = [path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     there = {f"/{path}" for path in paths} | {f"/asynctile/{path}" for path in paths}
     for path in [*SOURCES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
