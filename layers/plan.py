@@ -6,26 +6,18 @@ need not exist. Rates that are not given are assumed (asynctile/schedule/rates.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from asynctile.layers.activations import Activations, kept_if, sizes_of
-from asynctile.layers.arrangement import Recorded, Surroundings, arrange
 from asynctile.layers.config import Config
-from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import Machine, Work, size
-from asynctile.layers.parameters import Parameters
-from asynctile.layers.step import record
-from asynctile.layers.tiling import Tiling
-from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
+from asynctile.layers.planned_step import planned_step
+from asynctile.layers.update_placement import updates_of
 from asynctile.measure.simulate import simulate
-from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
-from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.sizes import format_size
-from asynctile.storage.tile import Tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,62 +131,23 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
     stage: called with a description of each part of the work as it begins. A large step takes minutes. BudgetError if a cap is
     below the floor; ValueError for wrong numbers.
     """
-    has_link, spill = machine.has_link, machine.spill
-    tiling = Tiling(config, work.tile, machine.grain)
-    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: it refuses a batch that is too large
-    parameters = Parameters(config, tiling, machine.precision)
-
-    stage("choosing how many passes rows take and which activations are kept")
-    standing = list(parameters.states())
-    activations, sizes = Activations(work.kind, config, tiling, rows, machine.precision), sizes_of(standing)
-    least = kept_if(work.recompute is not False, config)
-    around = Surroundings(
-        rooms=machine.rooms,
-        standing=sizes,
-        spills=spill,
-        cores=machine.cores,
-        rates=machine.rates,
-        copies=machine.device == "emulated",
-    )
-    recorded = Recorded(work.kind, parameters)
-    arranged = arrange(recorded, rows, around, precision=machine.precision, recompute=work.recompute)
-    rows, kept = rows.in_passes(arranged.passes), arranged.kept
-
-    def updating(on_host: Collection[Tile]) -> Program:
-        return record(work.kind, parameters, rows, kept=kept, on_host=on_host)
-
-    program = recorded.program(rows, kept)
-    demand = demand_of([program], standing)
+    step = planned_step(config, work, machine, stage)
+    program, demand = step.program, step.demand
     flops = sum(operation.flops for operation in program.operations())
     host = machine.host_nbytes
     cap = machine.cap(host)
-    floor = floor_demand(config, tiling.tile, machine.grain, machine.precision).rounded(machine.grain.alignment)
-    if spill and has_link and host is not None:
-        floor.rounded(PAGE).passing().check(host, "host_memory")
-    if has_link or spill:
-        floor = floor if has_link else floor.rounded(PAGE)
-        if cap is not None:
-            floor.check(cap, "device_memory" if has_link else "host_memory")
-    if has_link and work.update == "host":
-        program = updating({operation.operands[0] for operation in updates_of(program)})
-        demand = demand_of([program], standing)
-    elif has_link and work.update == "auto":
-        placed = updating(tiles_to_update_on_host(program, demand, cap, machine.rates))
-        wanted = demand_of([placed], standing)
-        if not spill or host is None or wanted.rounded(PAGE).passing().floor_nbytes <= host:
-            program, demand = placed, wanted
-    in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
+    in_ram = demand.rounded(PAGE if machine.spill else ALIGNMENT)
     updates = updates_of(program)
     stage(f"placing the tiles of {len(program):,} operations")
     traffic = simulate(
         program,
-        standing,
+        step.standing,
         demand=demand,
         device=machine.device,
         grain=machine.grain,
-        device_memory=cap if has_link else None,
+        device_memory=cap if machine.has_link else None,
         host_memory=host,
-        spill=spill,
+        spill=machine.spill,
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
         rates=machine.rates,
@@ -204,13 +157,13 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
     return Plan(
         device=machine.device,
         precision=machine.precision,
-        tile=tiling.tile,
-        row_tokens=tiling.row_tokens,
+        tile=step.parameters.tiling.tile,
+        row_tokens=step.parameters.tiling.row_tokens,
         parameters=config.parameter_count,
         states_bytes=config.states_nbytes,
-        copies_bytes=sum(copy.nbytes for parameter in parameters.values() for copy in parameter.copies.values()),
-        floor_bytes=floor.floor_nbytes if has_link or spill else machine.rooms[-1].nbytes_of(sizes + activations.counts(least)),
-        floor_operation=floor.what if has_link or spill else "all tiles, which stay in RAM on cpu",
+        copies_bytes=sum(copy.nbytes for parameter in step.parameters.values() for copy in parameter.copies.values()),
+        floor_bytes=step.floor_bytes,
+        floor_operation=step.floor_operation,
         resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
         device_peak_bytes=traffic.device_peak_nbytes,
@@ -218,12 +171,12 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         unused_bytes=traffic.unused_nbytes,
         copied_bytes=traffic.copied_nbytes,
         copies=traffic.copies,
-        host_bytes=_host_bytes(in_ram, host, spill),
+        host_bytes=_host_bytes(in_ram, host, machine.spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
-        passes=len(rows.passes),
+        passes=len(step.rows.passes),
         layers=config.n_layer,
-        kept=kept,
+        kept=step.kept,
         updates=len(updates),
         updates_on_host=sum(operation.device == HOST for operation in updates),
         flops=flops,

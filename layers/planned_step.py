@@ -1,0 +1,117 @@
+"""The step that a run makes under given caps, before anything is allocated: its program, and what that asks of the tiers.
+
+Covers `planned_step`, which refuses caps below the floor of any step. plan.py counts the traffic of the step, a run gives it to
+an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from asynctile.layers.activations import Activations, kept_if, sizes_of
+from asynctile.layers.arrangement import Recorded, Surroundings, arrange
+from asynctile.layers.config import Config
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.machine import Machine, Work
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.rows import Rows
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
+from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
+from asynctile.program.needs import demand_of
+from asynctile.program.program import Program
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A step, not yet run.
+
+    demand: of its program, with the `standing` tiles of the model. rows: in their passes. kept: how many parts keep their
+    activations. floor_bytes, floor_operation: as in Plan.
+    """
+
+    program: Program
+    demand: Demand
+    parameters: Parameters
+    standing: list[Tile]
+    rows: Rows
+    kept: int
+    floor_bytes: int
+    floor_operation: str
+
+
+def planned_step(
+    config: Config, work: Work, machine: Machine, stage: Callable[[str], object] = lambda text: None
+) -> PlannedStep:
+    """Return the step that a run makes.
+
+    stage: called with a description of the work as it begins. BudgetError if a tier that tiles can leave has a cap below the
+    floor; ValueError for wrong numbers.
+    """
+    tiling = Tiling(config, work.tile, machine.grain)
+    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: it refuses a batch that is too large
+    floor = _floor(config, tiling, machine)
+    stage("choosing how many passes rows take and which activations are kept")
+    parameters = Parameters(config, tiling, machine.precision)
+    standing = list(parameters.states())
+    floor_bytes, floor_operation = floor.floor_nbytes, floor.what
+    if not (machine.has_link or machine.spill):
+        least = Activations(work.kind, config, tiling, rows, machine.precision).counts(
+            kept_if(work.recompute is not False, config)
+        )
+        floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(standing) + least)
+        floor_operation = "all tiles, which stay in RAM on cpu"
+    recorded = Recorded(work.kind, parameters)
+    arranged = arrange(recorded, rows, _around(machine, standing), precision=machine.precision, recompute=work.recompute)
+    rows, kept = rows.in_passes(arranged.passes), arranged.kept
+
+    def updating(on_host: Collection[Tile]) -> Program:
+        return record(work.kind, parameters, rows, kept=kept, on_host=on_host)
+
+    program, demand = _placed(recorded.program(rows, kept), standing, work, machine, updating)
+    return PlannedStep(program=program, demand=demand, parameters=parameters, standing=standing, rows=rows, kept=kept,
+                       floor_bytes=floor_bytes, floor_operation=floor_operation)  # fmt: skip
+
+
+def _floor(config: Config, tiling: Tiling, machine: Machine) -> Demand:
+    """Return the demand of the most demanding operation. BudgetError if a tier that tiles can leave has a smaller cap."""
+    host = machine.host_nbytes
+    cap = machine.cap(host)
+    floor = floor_demand(config, tiling.tile, machine.grain, machine.precision).rounded(machine.grain.alignment)
+    if machine.spill and machine.has_link and host is not None:
+        floor.rounded(PAGE).passing().check(host, "host_memory")
+    if machine.spill and not machine.has_link:
+        floor = floor.rounded(PAGE)
+    if (machine.has_link or machine.spill) and cap is not None:
+        floor.check(cap, "device_memory" if machine.has_link else "host_memory")
+    return floor
+
+
+def _around(machine: Machine, standing: list[Tile]) -> Surroundings:
+    return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores,
+                        rates=machine.rates, copies=machine.device == "emulated")  # fmt: skip
+
+
+def _placed(
+    program: Program, standing: list[Tile], work: Work, machine: Machine, updating: Callable[[Collection[Tile]], Program]
+) -> tuple[Program, Demand]:
+    """Return the program with its updates placed, and its demand. program: has every update on the device.
+
+    updating: returns the same program with the updates of some tiles on the host.
+    """
+    demand = demand_of([program], standing)
+    if not machine.has_link or work.update == "device":
+        return program, demand
+    host = machine.host_nbytes
+    if work.update == "host":
+        program = updating({operation.operands[0] for operation in updates_of(program)})
+        return program, demand_of([program], standing)
+    placed = updating(tiles_to_update_on_host(program, demand, machine.cap(host), machine.rates))
+    wanted = demand_of([placed], standing)
+    if not machine.spill or host is None or wanted.rounded(PAGE).passing().floor_nbytes <= host:
+        return placed, wanted
+    return program, demand
