@@ -18,12 +18,13 @@ from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.model import choose_shape
+from asynctile.cli.placement import machine_of, work_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run, recorded_rates
 from asynctile.cli.terminal import complain
 from asynctile.errors import AsynctileError
-from asynctile.layers.machine import Machine, Work
+from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.measure.known import known
 from asynctile.schedule.rates import Rates
@@ -48,16 +49,12 @@ def run(given: dict[str, Any]) -> int:
     warn_of_excess(options)
     shape = choose_shape(options, expected_vocab_size(options))
     seq_len = options.seq_len or shape.block_size
-    work = Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, tile=options.tile,
-                recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
-    machine = Machine(device=options.device, precision=options.precision, device_memory=options.device_memory,
-                      host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
-                      prefetch=options.prefetch, link_rate=options.link_rate)  # fmt: skip
+    machine = machine_of(options)
     with _Stages() as stages, _without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
         rates = _rates(machine, stages) if rates is None else rates
         machine = replace(machine, measured=rates, gemm_rate=gemm_rate)
-        plan = plan_step(shape, work, machine, stages.begin)
+        plan = plan_step(shape, work_of(options, seq_len), machine, stages.begin)
     batch = f"{counted(options.sequences, 'sequence')} of {counted(seq_len, 'token')}"
     print_rows([
         ("model", shape.summary),

@@ -32,13 +32,14 @@ from asynctile.cli.model import choose_shape, companions_with, follow, new_train
 from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import new_options, resumed_options
+from asynctile.cli.refusal import refusal_of_step
 from asynctile.cli.run_folder import RunFolder, existing_run, recorded_rates, told_rates
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
-from asynctile.errors import AsynctileError
+from asynctile.errors import AsynctileError, BudgetError
 from asynctile.layers import Trainer
 from asynctile.layers.config import Config
 from asynctile.layers.data import Batches
@@ -175,7 +176,11 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display, folder.rates))
-        session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
+        try:
+            session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
+        except BudgetError as error:
+            display.stage("counting what a step needs")
+            raise await refusal_of_step(error, engine, options, shape) from error
         options = session.options
         told = told_rates(engine.rates, engine.device, engine.precision)
         folder.remember({**_record(options, shape), "rates": told}, session.mark)

@@ -251,3 +251,33 @@ def test_a_damaged_record_of_a_run_names_two_ways_to_train_on(
     assert train("--model", weights, "--out", tmp_path / "another")[0] == 0
     (run / "run.json").write_text(whole)
     assert program("train", "--resume", "--out", run, "--steps", 7)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("cap", "words"),
+    [
+        ("--host-memory", ["--device", "cpu"]),
+        ("--host-memory", ["--device", "emulated", "--clip-norm", "1"]),
+        ("--host-memory", ["--device", "cpu", "--spill", "disk"]),
+        ("--device-memory", ["--device", "emulated"]),
+        ("--spill-limit", ["--device", "cpu", "--spill", "disk", "--host-memory", "320KiB"]),
+    ],
+)
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_run_needs_no_more_than_the_first_refusal_of_a_cap_names(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: str, words: list[str], resumes: bool
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.chdir(tmp_path)
+    if resumes:
+        assert train("--out", "run", *words)[0] == 0
+
+    def capped(nbytes: int) -> tuple[int, str, str]:
+        place = ("--out", "run", *words, cap, nbytes)
+        return program("train", "--resume", "--steps", 7, *place) if resumes else train(*place)
+
+    refusal = capped(4096)
+    refused(refusal, f"{cap} of 4.00 KiB is below the ")
+    (need,) = re.findall(r"\((\d+) bytes\)", refusal[2])
+    refused(capped(int(need) - 1), f"({need} bytes)")
+    assert capped(int(need))[0] == 0
