@@ -33,6 +33,7 @@ from asynctile.layers.exchange import (
     check_place,
     replaced,
     tensor_name,
+    write_checksums,
     write_model,
     write_tensors,
 )
@@ -48,8 +49,8 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.runtime import Runtime
 from asynctile.storage.beside import whole_folder
-from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
-from asynctile.storage.documents import load_json, store_file, store_json
+from asynctile.storage.checksums import check_files
+from asynctile.storage.documents import load_json, store_file
 from asynctile.storage.folder import encode_json
 from asynctile.storage.input import parse_json, shown
 from asynctile.storage.tensors import TensorReader
@@ -114,12 +115,7 @@ async def _write(model: ModelState, final: Path, state: bytes, companions: Compa
         await write_model(folder, model.parameters, companions, read, files)
         await write_tensors(folder / OPTIMIZER, model.parameters, MOMENTS, read, files)
         await store_file(folder / TRAINER, state, executor=files)
-        paths = await files.run(lambda: sorted(folder.iterdir()))
-        sums = {}
-        for path in paths:
-            sums[path.name] = await files.run(checksum, path, files.tick)
-            tiles.add((await files.run(path.stat)).st_size)
-        await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
+        await write_checksums(folder, files, tiles.add)
     tiles.end()
 
 

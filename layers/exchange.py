@@ -24,9 +24,9 @@ from asynctile.layers.layout import shapes, tensor_count
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.loop.files import Files
 from asynctile.storage.beside import whole_folder
-from asynctile.storage.checksums import check_files
+from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.container import free_nbytes
-from asynctile.storage.documents import finish, store_file
+from asynctile.storage.documents import finish, store_file, store_json
 from asynctile.storage.folder import encode_json, read_json, replace_folder
 from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.sizes import format_size
@@ -178,6 +178,16 @@ async def write_model(folder: Path, parameters: Parameters, companions: Companio
     for name, content in companions_to_write(parameters.config, companions).items():
         await store_file(folder / name, content, executor=files)
     await write_tensors(folder / WEIGHTS, parameters, ("weights",), read, files)
+
+
+async def write_checksums(folder: Path, files: Files, done: Callable[[int], object] = bool) -> None:
+    """Write checksums.json, with the checksum of each file of `folder`. done: called with the bytes of each file that was read.
+    """
+    sums = {}
+    for path in await files.run(lambda: sorted(folder.iterdir())):
+        sums[path.name] = await files.run(checksum, path, files.tick)
+        done((await files.run(path.stat)).st_size)
+    await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
 
 
 def _encoded(config: Config) -> bytes:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import WEIGHT_NBYTES, Config, check_seed
-from asynctile.layers.exchange import Pretrained, check_place, replaced, write_model
+from asynctile.layers.exchange import Pretrained, check_place, replaced, write_checksums, write_model
 from asynctile.layers.generation import written
 from asynctile.layers.guesses import Continuation, answering
 from asynctile.layers.model_state import ModelState
@@ -96,7 +96,7 @@ class Model:
         return await runtime.call(job(), undo=cls.release)
 
     async def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write config.json, model.safetensors and `companions` in the Hugging Face layout.
+        """Write config.json, model.safetensors and `companions` in the Hugging Face layout, and checksums.json of all of them.
 
         The folder is written beside `path` and renamed into place when it is whole. ValueError if `path` is a file or holds
         other things; CheckpointError if the disk fails or is full; TornModelError if the model is torn.
@@ -113,6 +113,7 @@ class Model:
                 with told_save(runtime, self.name, final, self.step_count, behind=False):
                     async with replaced(final, nbytes, files, partial(state.saved_to, final)) as folder:
                         await write_model(folder, state.parameters, self.companions, runtime.read, files)
+                        await write_checksums(folder, files)
 
         await runtime.call(job())
 

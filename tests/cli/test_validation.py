@@ -90,7 +90,7 @@ def test_every_validation_is_a_line_on_the_same_tokens_and_the_best_model_is_kep
     assert (summary["best_step"], summary["best_validation_loss"]) == (best["step"], best["validation_loss"])
     assert summary["validation_loss"] == found[-1]["validation_loss"]
     folder = run / "checkpoints" / "best"
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in folder.iterdir()} >= {"checksums.json", "config.json", "model.safetensors", "tokenizer.json"}
     assert not (folder / "trainer.json").exists()
     assert best["step"] == 6 and (folder / "model.safetensors").read_bytes() == (
         run / "checkpoints" / "step-000006" / "model.safetensors").read_bytes()  # fmt: skip

@@ -68,6 +68,18 @@ async def test_a_flipped_bit_is_found(copied: Path, name: str, where: float) -> 
                 await GPT2.from_pretrained(engine, copied)
 
 
+async def test_a_flipped_bit_in_a_model_without_its_training_is_found(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        model = (await trainer_on(engine)).model
+        for name in ("config.json", "generation_config.json", "model.safetensors"):
+            await model.save_pretrained(tmp_path / "model")
+            content = bytearray((tmp_path / "model" / name).read_bytes())
+            content[-2] ^= 1
+            (tmp_path / "model" / name).write_bytes(content)
+            with pytest.raises(CheckpointError, match=rf"{name} is damaged: its checksum is"):
+                await GPT2.from_pretrained(engine, tmp_path / "model")
+
+
 async def test_without_checksums_a_checkpoint_loads_unchecked(copied: Path) -> None:
     (copied / "checksums.json").unlink()
     content = bytearray((copied / "model.safetensors").read_bytes())

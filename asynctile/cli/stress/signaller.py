@@ -29,7 +29,7 @@ from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import Bench, End
 from asynctile.kernels.cpu import warm
-from asynctile.layers import checkpoint
+from asynctile.layers import exchange
 
 __all__ = ["Pair", "Signaller", "main"]
 
@@ -170,7 +170,7 @@ def _slow_save() -> None:
     """Make a save slow in its middle once a signal has come."""
     seen: list[bool] = []
     _as_program(lambda: seen.append(True))
-    checksum = checkpoint.checksum
+    checksum = exchange.checksum
 
     def slow(*given: Any) -> str:
         if seen:
@@ -178,7 +178,7 @@ def _slow_save() -> None:
             time.sleep(_SLOW_S)
         return checksum(*given)
 
-    setattr(checkpoint, "checksum", slow)  # noqa: B010
+    setattr(exchange, "checksum", slow)  # noqa: B010
 
 
 def main(folder: Path) -> None:
