@@ -65,6 +65,8 @@ class Machine:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolved(self.device))
         check_precision(self.precision, self.device)
+        if self.device_memory is not None and not self.has_link:
+            raise ValueError("device_memory does not go with device 'cpu': RAM is the device there; give host_memory")
 
     @property
     def grain(self) -> Grain:

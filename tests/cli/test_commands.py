@@ -27,6 +27,16 @@ def test_plan(program: Program) -> None:
         assert said in out
 
 
+def test_plan_refuses_a_device_cap_where_auto_is_cpu_as_train_does(
+    program: Program, train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynctile.device.gpu_count", lambda: 0)
+    words = ("--device", "auto", "--device-memory", "1GiB")
+    said = "--device-memory does not go with device 'cpu': RAM is the device there; give --host-memory\n"
+    assert program("plan", *words) == (2, "", f"asynctile plan: {said}")
+    assert train("--out", tmp_path / "run", *words)[::2] == (2, f"asynctile train: {said}")
+
+
 @pytest.mark.parametrize(("update", "count"), [("device", "0"), ("host", r"(\d+)")])
 def test_plan_says_where_weights_are_updated(program: Program, update: str, count: str) -> None:
     status, out, _ = program("plan", "--device", "emulated", "--device-memory", "1MiB", "--update", update)
