@@ -6,6 +6,7 @@ stored under its own name. asynctile/storage/tensors.py defines the file format.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -160,10 +161,12 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
         if not isinstance(reason, OSError):
             raise
         free = await files.run(_room, final)
+        way = "Make room if the disk is full, or save to another folder"
+        if reason.errno == errno.EFBIG:
+            way = "Raise the limit of this process on the size of a file (ulimit -f)"
         raise CheckpointError(
             f"cannot save {final}: {reason.strerror or reason} (the save needs {format_size(nbytes)}, and "
-            f"{format_size(free)} are free there). "
-            "The previous save is untouched. Make room if the disk is full, or save to another folder"
+            f"{format_size(free)} are free there). The previous save is untouched. {way}"
         ) from error
 
 

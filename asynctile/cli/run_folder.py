@@ -77,15 +77,22 @@ class RunFolder:
         folder = cls(path)
         folder._made = [made for made in (path, *path.parents) if not made.exists()]
         folder.is_new = True
-        path.mkdir(parents=True, exist_ok=True)
-        folder.claim()
         try:
-            folder.remember(record, ResumePoint())
-        except BaseException:
-            folder.discard_unless_begun()
-            folder.unclaim()
-            raise
+            folder._make(record)
+        except OSError as error:  # about a file that the user did not name
+            raise OSError(error.errno, error.strerror, f"--out {path}") from error
         return folder
+
+    def _make(self, record: Mapping[str, Any]) -> None:
+        """Make the folder, claim it and write run.json; on an error leave nothing behind."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.claim()
+        try:
+            self.remember(record, ResumePoint())
+        except BaseException:
+            self.discard_unless_begun()
+            self.unclaim()
+            raise
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -30,6 +30,12 @@ STDOUT = "stdout"
 _KERNEL = "JPY_PARENT_PID"
 #: What a terminal obeys or cannot show: control characters except tab and newline, direction marks, halves of characters.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: What to do about errors of the system that say no more than their cause.
+_WAYS_OUT = {
+    errno.ENOSPC: "free some space there, or name another place", errno.EDQUOT: "free some space there, or name another place",
+    errno.EROFS: "name a place that can be written", errno.EACCES: "change its mode, or name another place",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+}  # fmt: skip
 #: Most sentences have a few hundred characters. Of a longer one, keep its subject and the advice at its end.
 _BEGINNING, _END = 900, 300
 
@@ -48,7 +54,8 @@ def escaped(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """Return an error's sentence in one line, escaped and cut."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return escaped(f"{error.filename}: {error.strerror}")
+        way = _WAYS_OUT.get(error.errno or 0, "") if error.strerror == os.strerror(error.errno or 0) else ""
+        return escaped(f"{error.filename}: {error.strerror}{way and '; '}{way}")
     return escaped(str(error)) or type(error).__name__
 
 

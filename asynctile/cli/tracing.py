@@ -29,7 +29,10 @@ class Tracing:
     async def begin(self) -> None:
         """Start the trace before any work, unless steps were named. OSError if the file cannot be written."""
         if self._steps is None:
-            await asyncio.to_thread(self._engine.start_trace, self._path)
+            try:
+                await asyncio.to_thread(self._engine.start_trace, self._path)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, f"--trace {self._path}") from error
             self._goes_on = self._was = True
 
     async def before(self, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from asynctile.cli.run_folder import RunFolder
 from asynctile.layers.tokenizer import Tokenizer, train_bpe
+from asynctile.storage.inside import Folder
 from tests.cli.conftest import Program
 
 
@@ -148,6 +150,17 @@ def test_a_refused_run_leaves_files_that_others_added_meanwhile(tmp_path: Path) 
     run.discard_unless_begun()
     run.unclaim()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_the_name_that_was_typed(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: Folder, name: str, content: bytes) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), f"{self.path}/.{name}.part")
+
+    monkeypatch.setattr(Folder, "write", write)
+    refused(train("--out", tmp_path / "run"), f"--out {tmp_path / 'run'}: Read-only file system; name a place that can be")
+    assert not (tmp_path / "run").exists()
 
 
 def test_resuming_a_missing_run_is_refused(train: Program, tmp_path: Path) -> None:

@@ -49,6 +49,19 @@ def test_an_endless_sentence_keeps_its_beginning_and_its_advice() -> None:
     assert len(line) < 1500 and line.startswith("config.json has 9") and line.endswith("; do something else")
 
 
+@pytest.mark.parametrize(
+    ("number", "why", "said"),
+    [
+        (errno.EROFS, None, "Read-only file system; name a place that can be written"),
+        (errno.EFBIG, None, "File too large; raise the limit on the size of a file (ulimit -f)"),
+        (errno.EACCES, "this is not writable; change its mode", "this is not writable; change its mode"),
+        (errno.ENOENT, None, "No such file or directory"),
+    ],
+)
+def test_an_error_of_the_system_has_a_way_out_unless_its_sentence_has_one(number: int, why: str | None, said: str) -> None:
+    assert one_line(OSError(number, why or os.strerror(number), "file")) == f"file: {said}"
+
+
 def test_names_and_warnings_are_escaped(program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "a\x1b[31m"
     folder.mkdir()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from asynctile import Engine
 from asynctile.cli.session import Session
 from asynctile.measure import trace_file
 from tests.cli.conftest import Program
@@ -94,6 +95,18 @@ def test_a_trace_overwrites_nothing(
         assert (status, out) == (2, "") and run.exists() == resumes
         assert err == f"asynctile train: --trace {tmp_path / name} exists already; name another file, or remove it\n"
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_first_step(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_trace(engine: Engine, path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(Engine, "start_trace", start_trace)
+    status, _, err = train("--out", tmp_path / "run", "--trace", tmp_path / "t.json", *FAST)
+    assert status == 2 and not (tmp_path / "run").exists()
+    assert err == f"asynctile train: --trace {tmp_path / 't.json'}: Read-only file system; name a place that can be written\n"
 
 
 def test_a_trace_that_cannot_be_written_at_its_step_is_reported_and_the_run_goes_on(
