@@ -257,9 +257,14 @@ class Runtime:
             await self.cut(demand)
 
     @_from_any_loop
-    async def store(self, tiles: Values) -> None:
-        """Fill persistent tiles from host arrays, which are copied. BudgetError when a tier is full."""
+    async def store(self, tiles: Values, demand: Demand | None = None) -> None:
+        """Fill persistent tiles from host arrays, which are copied. BudgetError when a tier is full.
+
+        demand: what to cut the arena for first. After a `reserve`, a share that opens would cut the empty arena anew.
+        """
         async with self.exclusive():
+            if demand is not None:
+                await self.cut(demand)
             await self.fill(tiles)
 
     async def read(self, tile: Tile) -> np.ndarray:

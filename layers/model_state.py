@@ -110,7 +110,6 @@ class ModelState:
         files: reads the values if they come from files; None: they are computed. On an error the model is released.
         """
         self.check_floor()
-        await self.runtime.reserve(demand_of([], self.weights()))
         made = self.runtime.compute if files is None else files.run
 
         async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
@@ -122,7 +121,7 @@ class ModelState:
                         yield parameter.copies[key], to_bf16(piece)
 
         try:
-            await self.runtime.store(tiles())
+            await self.runtime.store(tiles(), demand_of([], self.weights()))
         except BaseException:
             await under_shield(self.release())
             raise
@@ -134,7 +133,6 @@ class ModelState:
         """
         if self.has_moments:
             return
-        await self.runtime.reserve(demand_of([], self.parameters.states()))
 
         async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
             for parameter in self.parameters.values():
@@ -145,7 +143,7 @@ class ModelState:
                             array = parameter.padded(await files.run(value, parameter, family, key), *key)
                         yield tile, array
 
-        await self.runtime.store(tiles())
+        await self.runtime.store(tiles(), demand_of([], self.parameters.states()))
         self.has_moments = True
 
     async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Tile]) -> NDArray[np.float32]:

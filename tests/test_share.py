@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, StalledError
+from asynctile.layers import GPT2Config
+from asynctile.layers.model_state import ModelState
 from asynctile.ops import copy, fill
 from asynctile.share import runtime_of
 from tests.inside_engine import watch
 from tests.matmul import Matmul
-from tests.settle import HANG_S, until
+from tests.settle import HANG_S, turns, until
 
 WORK = Matmul()
 ALL = 3 * 16 * WORK.nbytes  # all tiles of the work
@@ -286,3 +288,28 @@ async def test_a_share_is_taken_back_even_if_its_users_block_fails_when_thrown_a
     finally:
         sys.unraisablehook = before
     assert len(ignored) == 1
+
+
+async def test_a_share_that_opens_while_a_model_is_made_leaves_the_model_its_slots(tmp_path):
+    config = GPT2Config(n_layer=4, n_head=2, n_embd=64, block_size=32, vocab_size=256)
+    async with Engine("cpu", host_memory="640KiB", spill=tmp_path) as engine:  # less than the weights
+        runtime = runtime_of(engine)
+
+        async def lend():
+            async with runtime.exclusive():
+                await runtime.tiers.caps.cede(0, 100 << 10)
+                await runtime.tiers.caps.regain(0, 100 << 10)
+
+        async def make():
+            model = ModelState(runtime, config)
+            async with runtime.exclusive():
+                waiting = [asyncio.create_task(model.set_weights(zeros)), asyncio.create_task(lend())]
+                await turns()
+            await asyncio.gather(*waiting)
+            return model
+
+        def zeros(parameter, key):
+            return np.zeros(parameter.weights[key].shape, np.float32)
+
+        model = await runtime.call(make())
+        assert not any(values.any() for values in await runtime.read_all(model.weights()))

@@ -173,15 +173,15 @@ class Coroutines:
 
     async def _store(self) -> None:
         a, b = self._tiles()
-        await self.runtime.reserve(demand_of([], [a, b]))
-        await self.runtime.store((tile, np.ones(tile.shape, np.float32)) for tile in (a, b))
+        demand = demand_of([], [a, b])
+        await self.runtime.reserve(demand)
+        await self.runtime.store(((tile, np.ones(tile.shape, np.float32)) for tile in (a, b)), demand)
         await self.runtime.read(a)
         await self.runtime.release([a, b])
 
     async def _launch(self) -> None:
         a, b = self._tiles()
-        await self.runtime.reserve(demand_of([], [a, b]))
-        await self.runtime.store([(a, np.ones(a.shape, np.float32))])
+        await self.runtime.store([(a, np.ones(a.shape, np.float32))], demand_of([], [a, b]))
         event = await self.runtime.launch(gelu(a, b))
         await event.landed()
 
