@@ -226,6 +226,11 @@ class RunFolder:
         """The checkpoint that the run resumes from, if there is one."""
         return next(reversed(self.checkpoints()), None)
 
+    @property
+    def before_newest(self) -> Path | None:
+        """The checkpoint that the run would resume from without its newest, if there is one."""
+        return next(reversed(self.checkpoints()[:-1]), None)
+
     def start(self, newest: Path | None) -> str:
         """Return a sentence that says where a run with this newest checkpoint starts."""
         if newest is None:

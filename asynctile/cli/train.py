@@ -39,7 +39,7 @@ from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
-from asynctile.errors import AsynctileError, BudgetError
+from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.config import Config
 from asynctile.layers.data import Batches
@@ -230,7 +230,10 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
         display.note(folder.start(newest))
     if newest is not None:
         display.stage(f"reading {newest}")
-        trainer = await Trainer.load(engine, newest, update=options.update)
+        try:
+            trainer = await Trainer.load(engine, newest, update=options.update)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; without {newest}, {folder.start(folder.before_newest)}") from error
         options, changes = follow(trainer, options)
         if changes:
             display.note(changes)

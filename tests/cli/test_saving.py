@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -216,15 +217,21 @@ def test_a_checkpoint_of_another_model_is_refused(train: Program, program: Progr
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
-def test_a_flipped_bit_is_found(train: Program, program: Program, tmp_path: Path, name: str) -> None:
+def test_a_flipped_bit_is_found_and_the_checkpoint_before_it_named(
+    train: Program, program: Program, tmp_path: Path, name: str
+) -> None:
     run = tmp_path / "run"
-    assert train("--out", run, "--steps", 2)[0] == 0
-    path = run / "checkpoints" / "step-000002" / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    before = everything(run)
-    refused(run, program("train", "--resume", "--out", run), before, "step-000002", name, "damaged")
+    assert train("--out", run, "--steps", 2, "--save-every", 1)[0] == 0
+    older, newest = (run / "checkpoints" / f"step-00000{step}" for step in (1, 2))
+    for path, start in ((newest, f"{run} continues from {older}, step 1"), (older, f"{run} has no checkpoint and starts at")):
+        content = bytearray((path / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (path / name).write_bytes(content)
+        before = everything(run)
+        said = (str(path / name), "damaged", f"without {path}, {start}")
+        refused(run, program("train", "--resume", "--out", run), before, *said)
+        shutil.rmtree(path)
+    assert program("train", "--resume", "--out", run)[0] == 0
 
 
 def test_a_later_format_is_refused(train: Program, program: Program, tmp_path: Path) -> None:
