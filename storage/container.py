@@ -27,15 +27,17 @@ __all__ = ["ALIGNMENT", "ContainerFile", "RawFile", "aligned_array"]
 #: Offsets, lengths and addresses of transfers are multiples of this: O_DIRECT requires it on every usual disk.
 ALIGNMENT = 4096
 
-#: Flags that the system may lack (macOS does) are 0, which leaves them out.
-_DIRECT: int = getattr(os, "O_DIRECT", 0)
-_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 #: The file's name on systems where it needs one for a moment. One name is enough, because the folder is locked. A file that a
 #: killed process left under it is taken over.
 _NAME = ".asynctile.spill"
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _flag(name: str) -> int:
+    """Return a flag of `os`; 0, which leaves it out, where the system lacks it (macOS does)."""
+    return int(getattr(os, name, 0))
 
 
 def aligned_array(nbytes: int) -> np.ndarray:
@@ -103,8 +105,8 @@ class ContainerFile:
         """
         pattern, found = aligned_array(ALIGNMENT), aligned_array(ALIGNMENT)
         pattern[:] = 0xA5
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        for direct in (_DIRECT, 0) if _DIRECT else (0,):
+        flags, past_the_cache = fcntl.fcntl(self._fd, fcntl.F_GETFL), _flag("O_DIRECT")
+        for direct in (past_the_cache, 0) if past_the_cache else (0,):
             try:
                 fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | direct)
                 written = self.pwritev([pattern], 0)
@@ -115,6 +117,10 @@ class ContainerFile:
                 if not direct or error.errno in _FULL:
                     raise
         raise OSError(errno.EIO, "4096 bytes read back differ from the bytes written")
+
+    def fileno(self) -> int:
+        """Return the file's descriptor."""
+        return self._fd
 
     def preadv(self, views: Sequence[np.ndarray], offset: int) -> int:
         moved = _preadv(self._fd, views, offset)
@@ -216,9 +222,9 @@ def _lock(path: str) -> int:
 
 def _create(folder: int) -> int:
     """Return a descriptor of a new file that has no name, or loses its name at once."""
-    if _TMPFILE:
+    if unnamed := _flag("O_TMPFILE"):
         try:
-            return os.open(".", _TMPFILE | os.O_RDWR | os.O_EXCL, 0o600, dir_fd=folder)
+            return os.open(".", unnamed | os.O_RDWR | os.O_EXCL, 0o600, dir_fd=folder)
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
@@ -231,15 +237,15 @@ def _create(folder: int) -> int:
     return fd
 
 
-def _pread(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
+def _preadv(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
+    """Read as os.preadv does; where the system lacks it, only into the first view."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, views, offset)
     data = os.pread(fd, views[0].nbytes, offset)
     views[0][: len(data)] = np.frombuffer(data, np.uint8)
     return len(data)
 
 
-def _pwrite(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
-    return os.pwrite(fd, views[0].data, offset)
-
-
-_preadv = getattr(os, "preadv", _pread)
-_pwritev = getattr(os, "pwritev", _pwrite)
+def _pwritev(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
+    """Write as os.pwritev does; where the system lacks it, only the first view."""
+    return os.pwritev(fd, views, offset) if hasattr(os, "pwritev") else os.pwrite(fd, views[0].data, offset)

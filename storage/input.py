@@ -37,7 +37,7 @@ DIGITS = 100
 #: The most characters of a value that a message shows: a deeply nested value has many short pieces.
 SHOWN = 600
 #: Bytes that are read, or scanned, at a time.
-_PIECE_NBYTES = 1 << 18
+PIECE_NBYTES = 1 << 18
 #: Flags for opening a file. A pipe without a writer opens at once (and is refused), and a terminal does not become the
 #: process's controlling terminal.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -71,7 +71,7 @@ def read_file(path: str | os.PathLike[str], limit: int = DOCUMENT_NBYTES) -> byt
     """Return the bytes of a regular file, at most `limit` of them. Raises OSError as `open_file` does."""
     with open_file(path, limit=limit) as file:
         pieces, left = [], limit + 1
-        while left and (piece := file.read(min(left, _PIECE_NBYTES))):  # not `limit` at once: most files are small
+        while left and (piece := file.read(min(left, PIECE_NBYTES))):  # not `limit` at once: most files are small
             pieces.append(piece)
             left -= len(piece)
     if not left:  # the file grew after it was opened
@@ -144,8 +144,8 @@ def _check_depth(content: bytes) -> None:
     # Without escapes every quote begins or ends a string, as long as the content is JSON; the decoder stops where it is not.
     plain = np.frombuffer(content.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     depth, quotes = 0, 0
-    for start in range(0, plain.size, _PIECE_NBYTES):
-        piece = plain[start : start + _PIECE_NBYTES]
+    for start in range(0, plain.size, PIECE_NBYTES):
+        piece = plain[start : start + PIECE_NBYTES]
         strings = np.cumsum(piece == ord('"'), dtype=np.int64) + quotes
         kind = piece & 0xDF  # [ and { differ in this bit, ] and } too
         steps = np.where(strings % 2, 0, (kind == ord("[")).astype(np.int8) - (kind == ord("]")).astype(np.int8))

@@ -31,7 +31,7 @@ __all__ = ["SpillTier"]
 #: Errors that may go away when the same transfer is tried again.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
 #: Seconds before the second, third and fourth try of a transfer.
-_PAUSES_S = (0.001, 0.01, 0.1)
+PAUSES_S = (0.001, 0.01, 0.1)
 #: How often bytes that fail their checksum are read again: a bit may have flipped in transfer; one on the disk stays flipped.
 _READ_AGAIN = 2
 logger = logging.getLogger(__name__)
@@ -233,10 +233,10 @@ class SpillTier:
                     raise OSError(errno.EAGAIN, "no bytes were moved")
                 done += moved
             except OSError as error:
-                if error.errno not in _TRANSIENT or retries == len(_PAUSES_S):
+                if error.errno not in _TRANSIENT or retries == len(PAUSES_S):
                     why = f"{error.strerror or error}" + (f"; tried {retries + 1} times" if retries else "")
                     raise self._error(name, verb, block, view, why) from error
-                if self._closing.wait(_PAUSES_S[retries]):
+                if self._closing.wait(PAUSES_S[retries]):
                     raise self._not_open(f"tile {name}") from error
                 retries += 1
         return retries

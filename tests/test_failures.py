@@ -19,7 +19,7 @@ from tests.settle import HANG_S, settle, turns, until
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch):
     """Repeat transfers that failed at once."""
-    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0, 0, 0))
+    monkeypatch.setattr("asynctile.storage.spill.PAUSES_S", (0, 0, 0))
 
 
 @pytest.mark.parametrize("kind", sorted(SURVIVED))

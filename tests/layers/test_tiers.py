@@ -267,7 +267,7 @@ async def test_a_failed_read_before_the_first_update_leaves_the_model_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tile that takes over a slot from failed work has not failed: no other tile may be lost with the first."""
-    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
+    monkeypatch.setattr("asynctile.storage.spill.PAUSES_S", (0.001,))
     batches = batches_of(SMALL, 3)
     whole = 0
     for nth in range(0, 60, 11):

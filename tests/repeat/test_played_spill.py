@@ -101,7 +101,7 @@ async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_pa
 async def test_bytes_lost_by_the_disk_in_a_played_step_leave_the_model_torn_or_unchanged(
     case: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
+    monkeypatch.setattr("asynctile.storage.spill.PAUSES_S", (0.001,))
     _, before = await trained(case, tmp_path, plays=False, steps=3)
     faults = Faults(seed=3)
     async with engine_of(case, tmp_path, wrap_spill=faults.wrap) as engine:

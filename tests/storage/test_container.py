@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 from asynctile.errors import TierError
-from asynctile.storage import container
 from asynctile.storage.container import ALIGNMENT, ContainerFile, aligned_array
 
 
@@ -52,27 +52,26 @@ def test_bytes_come_back_and_nothing_is_left_in_the_folder_or_open(tmp_path):
 
 def test_a_fresh_file_is_empty_after_its_probe_and_allocate_only_lengthens_it(tmp_path):
     file = ContainerFile(tmp_path)
-    assert os.fstat(file._fd).st_size == 0
+    assert os.fstat(file.fileno()).st_size == 0
     for nbytes in (1 << 20, 1 << 16):
         file.allocate(nbytes)
-        assert os.fstat(file._fd).st_size == file.nbytes == 1 << 20
-    assert os.fstat(file._fd).st_blocks * 512 >= 1 << 20
+        assert os.fstat(file.fileno()).st_size == file.nbytes == 1 << 20
+    assert os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20
     file.truncate(0)
-    assert os.fstat(file._fd).st_size == file.nbytes == 0
+    assert os.fstat(file.fileno()).st_size == file.nbytes == 0
     file.close()
 
 
 @pytest.mark.parametrize("missing", ["O_TMPFILE", "O_DIRECT", "preadv", "posix_fallocate"])
 def test_the_file_works_where_the_system_lacks_a_call(missing, tmp_path, monkeypatch):
     if missing == "O_TMPFILE":
-        monkeypatch.setattr(container, "_TMPFILE", 0)
-        (tmp_path / container._NAME).write_text("left by a killed process")
+        monkeypatch.delattr(os, "O_TMPFILE")
+        (tmp_path / ".asynctile.spill").write_text("left by a killed process")
     elif missing == "O_DIRECT":
-        monkeypatch.setattr(container, "_DIRECT", 0)
+        monkeypatch.delattr(os, "O_DIRECT")
     elif missing == "preadv":  # such a system has no O_DIRECT either
-        monkeypatch.setattr(container, "_DIRECT", 0)
-        monkeypatch.setattr(container, "_preadv", container._pread)
-        monkeypatch.setattr(container, "_pwritev", container._pwrite)
+        for name in ("O_DIRECT", "preadv", "pwritev"):
+            monkeypatch.delattr(os, name)
     else:
         monkeypatch.delattr(os, "posix_fallocate")
     file = ContainerFile(tmp_path)
@@ -87,7 +86,7 @@ def test_without_unnamed_files_the_file_gets_a_name_that_is_removed_at_once(tmp_
     real = os.open
 
     def without_tmpfile(path, flags, *args, **kwargs):
-        if container._TMPFILE and flags & container._TMPFILE == container._TMPFILE:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return real(path, flags, *args, **kwargs)
 
@@ -99,14 +98,14 @@ def test_without_unnamed_files_the_file_gets_a_name_that_is_removed_at_once(tmp_
 
 
 def test_a_file_system_that_refuses_direct_transfers_is_used_through_the_page_cache(tmp_path, monkeypatch):
-    real = container._pwritev
+    real = os.pwritev
 
     def refuse(fd, views, offset):
-        if container.fcntl.fcntl(fd, container.fcntl.F_GETFL) & os.O_DIRECT:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return real(fd, views, offset)
 
-    monkeypatch.setattr(container, "_pwritev", refuse)
+    monkeypatch.setattr(os, "pwritev", refuse)
     file = ContainerFile(tmp_path)
     assert not file.direct
     assert_round_trip(file)
@@ -171,7 +170,7 @@ def test_a_folder_that_refuses_the_file_says_why(code, tmp_path, monkeypatch):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_the_probe_is_refused_and_closed(code, tmp_path, monkeypatch):
     before = descriptors()
-    monkeypatch.setattr(container, "_pwritev", fail_with(code))
+    monkeypatch.setattr(os, "pwritev", fail_with(code))
     with pytest.raises(TierError, match=os.strerror(code)):
         ContainerFile(tmp_path)
     assert descriptors() == before
@@ -181,7 +180,7 @@ def test_a_request_for_more_than_the_disk_has_is_refused_before_any_of_it_is_tak
     file = ContainerFile(tmp_path)
     with pytest.raises(TierError, match=rf"needs 1024.00 TiB \({1 << 50} bytes\) more .* \(\d+ bytes\) are free.*spill_limit"):
         file.allocate(1 << 50)
-    assert os.fstat(file._fd).st_blocks == 0
+    assert os.fstat(file.fileno()).st_blocks == 0
     file.close()
 
 
@@ -192,7 +191,7 @@ def test_a_failed_allocation_leaves_the_file_unchanged(code, tmp_path, monkeypat
     monkeypatch.setattr(os, "posix_fallocate", fail_with(code))
     with pytest.raises(TierError, match=rf"needs 4.00 KiB .*: {os.strerror(code)}; free some"):
         file.allocate(2 * ALIGNMENT)
-    assert os.fstat(file._fd).st_size == file.nbytes == ALIGNMENT
+    assert os.fstat(file.fileno()).st_size == file.nbytes == ALIGNMENT
     file.close()
 
 
@@ -200,5 +199,5 @@ def test_a_file_system_without_allocation_gets_a_longer_file(tmp_path, monkeypat
     file = ContainerFile(tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.EOPNOTSUPP))
     file.allocate(1 << 20)
-    assert os.fstat(file._fd).st_size == 1 << 20
+    assert os.fstat(file.fileno()).st_size == 1 << 20
     file.close()

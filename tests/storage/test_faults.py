@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asynctile.errors import TierError
-from asynctile.storage import container, spill
+from asynctile.storage import spill
 from asynctile.storage.container import ALIGNMENT, ContainerFile, aligned_array
 from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Armed, Faults
 from asynctile.storage.spill import SpillTier
@@ -16,9 +16,9 @@ NBYTES = 8 * ALIGNMENT
 
 @pytest.fixture(params=["direct", "buffered"])
 def folder(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(spill, "_PAUSES_S", (0, 0, 0))
+    monkeypatch.setattr(spill, "PAUSES_S", (0, 0, 0))
     if request.param == "buffered":
-        monkeypatch.setattr(container, "_DIRECT", 0)
+        monkeypatch.delattr("os.O_DIRECT")
     return tmp_path
 
 

@@ -72,7 +72,7 @@ def test_endless_nesting_is_one_sentence_from_a_deep_stack_too(content):
 
 def test_nesting_is_found_across_the_pieces_of_a_search(monkeypatch):
     for piece in (1, 2, 7, 64):
-        monkeypatch.setattr("asynctile.storage.input._PIECE_NBYTES", piece)
+        monkeypatch.setattr("asynctile.storage.input.PIECE_NBYTES", piece)
         assert parse_json(nested(DEPTH)) is not None
         with pytest.raises(ValueError, match="nested"):
             parse_json(nested(DEPTH + 1))

@@ -124,7 +124,7 @@ def test_eight_threads_on_blocks_of_their_own_do_not_meet(tier):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY])
 def test_a_transient_error_is_survived_and_counted(code, tmp_path, monkeypatch):
-    monkeypatch.setattr(spill, "_PAUSES_S", (0, 0, 0))
+    monkeypatch.setattr(spill, "PAUSES_S", (0, 0, 0))
     errors = [OSError(code, os.strerror(code)) for _ in range(6)]
     tier, _ = scripted(tmp_path, errors[:3] + [None] + errors[3:])
     block, view, back = tier.take(NBYTES, "t"), filled(1), aligned_array(NBYTES)
@@ -137,7 +137,7 @@ def test_a_transient_error_is_survived_and_counted(code, tmp_path, monkeypatch):
 
 
 def test_a_lasting_error_is_raised_after_three_more_tries_and_not_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(spill, "_PAUSES_S", (0, 0, 0))
+    monkeypatch.setattr(spill, "PAUSES_S", (0, 0, 0))
     tier, file = scripted(tmp_path, [OSError(errno.EIO, os.strerror(errno.EIO)) for _ in range(9)])
     tier.take(NBYTES, "before")
     block = tier.take(NBYTES, "t")
@@ -304,12 +304,24 @@ def writing(tmp_path):
     return tier, files[0], writer
 
 
+def is_closed(tier, block):
+    """Return whether the tier refuses transfers because it is closed; `block` was never written."""
+    with pytest.raises(TierError) as caught:
+        tier.read(block, filled(1), "another")
+    return "which is closed" in str(caught.value)
+
+
 def test_closing_waits_for_the_running_transfer(writing):
     tier, file, writer = writing
-    wait_for = tier._lock.wait_for
-    tier._lock.wait_for = lambda *args: (file.go_on.set(), wait_for(*args))[1]
-    tier.close()
-    writer.join()
+    block = tier.take(NBYTES, "another")
+    closing = threading.Thread(target=tier.close)
+    closing.start()
+    while not is_closed(tier, block):
+        time.sleep(0.001)
+    assert file.seen == []
+    file.go_on.set()
+    for thread in (writer, closing):
+        thread.join()
     assert file.seen == ["written", "closed"]
     assert tier.written_nbytes == NBYTES
 
@@ -340,7 +352,7 @@ def test_a_tier_that_is_closed_while_it_opens_keeps_no_file(tmp_path):
 
 @pytest.mark.parametrize("part", [lambda whole: whole, lambda whole: SpillRegion(whole, 1 << 19)], ids=["whole", "region"])
 def test_closing_ends_the_pause_between_two_tries(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(spill, "_PAUSES_S", (60,))
+    monkeypatch.setattr(spill, "PAUSES_S", (60,))
     faults = Faults()
     whole = SpillTier(tmp_path, 1 << 20, faults.wrap)
     whole.open()

@@ -30,17 +30,18 @@ from asynctile.storage.container import RawFile
 __all__ = ["play"]
 
 _STEPS = 6
-_CUTS = (1, 3)
+#: Fewest and most cuts.
+CUTS = (1, 3)
 
 
-class _Outsider:
+class Outsider:
     """Cuts the spill file behind the writer's back, as another process with the same file could."""
 
     def __init__(self) -> None:
         self._fd = -1
 
     def wrap(self, file: RawFile) -> RawFile:
-        self._fd = file._fd  # type: ignore[attr-defined]
+        self._fd = file.fileno()  # type: ignore[attr-defined]
         return file
 
     def cut(self, part: float, *, back: bool) -> None:
@@ -53,7 +54,7 @@ class _Outsider:
 
 async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
-    recipe, outsider = draw_recipe(round.chance), _Outsider()
+    recipe, outsider = draw_recipe(round.chance), Outsider()
     place = draw_training_place(round.chance, recipe, spill=True)
     states, _ = await round.course.follow(recipe, _STEPS)
     checkpoint = round.folder / "checkpoint"
@@ -87,10 +88,10 @@ async def play(round: Round) -> bool:
     return True
 
 
-async def _cut(round: Round, outsider: _Outsider, within_s: float) -> None:
+async def _cut(round: Round, outsider: Outsider, within_s: float) -> None:
     """Cut the file a few times within so many seconds."""
     chance = round.chance
-    moments = sorted(chance.uniform(0, within_s) for _ in range(chance.randint(*_CUTS)))
+    moments = sorted(chance.uniform(0, within_s) for _ in range(chance.randint(*CUTS)))
     parts = [(chance.choice((0.0, chance.random())), chance.random() < 0.3) for _ in moments]
     began_s = time.monotonic()
     for moment, (part, back) in zip(moments, parts, strict=True):
