@@ -70,7 +70,7 @@ class Turns:
     def __init__(self, streams: Callable[[], Sequence[Runner]], clock: Callable[[], float] = time.monotonic) -> None:
         self.ledger = TurnLedger()
         self._streams = streams
-        self._clock = clock
+        self.clock = clock
         self._turns: dict[Turn, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -82,11 +82,11 @@ class Turns:
         The time counts for the allowance of the share's texts.
         """
         async with self._held(busy, turn):
-            began = self._clock()
+            began = self.clock()
             try:
                 yield
             finally:
-                turn.allowance.earn(self._clock() - began)
+                turn.allowance.earn(self.clock() - began)
 
     @asynccontextmanager
     async def rounds(self, busy: Exclusive, turn: Turn) -> AsyncIterator[Callable[[bool], bool]]:
@@ -97,10 +97,10 @@ class Turns:
         """
 
         def go_on(wrote: bool) -> bool:
-            return turn.allowance.goes_on(self._clock(), wrote=wrote, others_wait=busy.waiting > 0)
+            return turn.allowance.goes_on(self.clock(), wrote=wrote, others_wait=busy.waiting > 0)
 
         async with self._held(busy, turn):
-            turn.allowance.begin(self._clock())
+            turn.allowance.begin(self.clock())
             yield go_on
 
     @asynccontextmanager
@@ -120,7 +120,7 @@ class Turns:
         """
         GATE.set(turn.tiers.gate)
         if not self._is_over:
-            now = self._clock()
+            now = self.clock()
             if turn in self._turns:
                 self.ledger.end(turn, now)
             self.ledger.begin(turn, now)
@@ -136,7 +136,7 @@ class Turns:
         """End the share's job, if there is one: it holds back no other share any more, and nothing holds it back."""
         if turn in self._turns:
             del self._turns[turn]
-            self.ledger.end(turn, self._clock())
+            self.ledger.end(turn, self.clock())
             turn.let(OPEN)
             self._look()
 
@@ -152,7 +152,7 @@ class Turns:
             self._timer.cancel()
             self._timer = None
         streams = self._streams()
-        self.ledger.decide(self._clock(), lambda party: isinstance(party, Turn) and party.has_work(streams))
+        self.ledger.decide(self.clock(), lambda party: isinstance(party, Turn) and party.has_work(streams))
         levels = {turn: self._level(turn) for turn in self._turns}
         for turn in sorted(levels, key=lambda turn: -levels[turn]):  # shares that must stop come first
             if turn.level != levels[turn]:

@@ -33,6 +33,7 @@ class Player:
     up_rate, down_rate: bytes per second of each direction of the link; None without a limit.
     on_transfer: called on the loop with the index of a TRANSFER entry that is ready; call `transferred` when it is
         done.
+    state: the arrays that it shares with its workers, None while nothing is attached.
 
     Played work is in no trace: while a trace is recorded, nothing is played (repeat/schedules.py).
     """
@@ -48,7 +49,7 @@ class Player:
         self._crew = Crew()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finalizer = weakref.finalize(self, drop, self._crew, self._eventfd, os.getpid())
-        self._state: PlayState | None = None
+        self.state: PlayState | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._events: dict[tuple[str, int], StreamEvent] = {}
         self._released = self._told_of = 0
@@ -58,7 +59,7 @@ class Player:
     @property
     def tables(self) -> Tables | None:
         """The attached tables."""
-        return self._state.tables if self._state is not None else None
+        return self.state.tables if self.state is not None else None
 
     def hire(self) -> bool:
         """Start the threads unless they are there; return False if the system refuses one."""
@@ -69,9 +70,9 @@ class Player:
         if self._crew.closing or not self.hire():
             raise DeviceError("the player has no workers: the engine was closed meanwhile, or the system refused its threads")
         self._let_go()
-        self._state = PlayState(tables, self.threads, self._rates, self._eventfd)
-        self._state.hold(*self._held)
-        self._crew.change(self._state)
+        self.state = PlayState(tables, self.threads, self._rates, self._eventfd)
+        self.state.hold(*self._held)
+        self._crew.change(self.state)
 
     def hold(self, operations: bool, copies: bool) -> None:
         """Set whether workers may begin no operations, and no copies over the link, now and with tables attached later.
@@ -80,12 +81,12 @@ class Player:
         """
         if self._held != (operations, copies):
             self._held = operations, copies
-            if self._state is not None:
-                self._state.hold(operations, copies)
+            if self.state is not None:
+                self.state.hold(operations, copies)
 
     def has_work(self, copies: bool) -> bool:
         """Return whether operations run or are ready, even if held. copies: count copies and transfers, too."""
-        return self._state is not None and self._state.has_work(copies)
+        return self.state is not None and self.state.has_work(copies)
 
     def detach(self) -> None:
         """Take the tables from the workers, which then rest. Entries that are not over are not played."""
@@ -133,7 +134,7 @@ class Player:
 
     def transferred(self, entry: int, ok: bool) -> None:
         """Note that a transfer reported by `on_transfer` is over. Any thread may call this."""
-        state = self._state
+        state = self.state
         if state is None:
             return  # detached in the meantime
         if entry not in self._out:
@@ -149,24 +150,24 @@ class Player:
     @property
     def finished(self) -> int:
         """Number of entries that are over, in all runs."""
-        state = self._state  # read once: other threads ask, too
+        state = self.state  # read once: other threads ask, too
         return self._finished + (state.finished if state is not None else 0)
 
     @property
     def stall_s(self) -> float:
         """Seconds per worker with nothing to run while copies or transfers were under way."""
-        state = self._state
+        state = self.state
         return self._stall_s + (float(state.times[STALL]) / self.threads if state is not None else 0.0)
 
     @property
     def depth(self) -> tuple[int, int]:
-        state = self._state
+        state = self.state
         return (0, 0) if state is None else state.depth
 
     @property
     def running(self) -> Mapping[str, tuple[PendingWork, float]]:
         """The piece that each thread runs now, and since when, to some milliseconds."""
-        state = self._state
+        state = self.state
         if state is None:
             return {}
         since = state.lanes.view(np.float64)[:, SINCE]
@@ -182,7 +183,7 @@ class Player:
 
         Operations come first.
         """
-        state = self._state
+        state = self.state
         if state is None:
             return ()
         tables, is_pending = state.tables, state.statuses == PENDING
@@ -215,9 +216,9 @@ class Player:
         return PendingWork(StreamEvent(what=self._attached().tables.what[entry]))
 
     def _attached(self) -> PlayState:
-        if self._state is None:
+        if self.state is None:
             raise RuntimeError("the player has no tables; attach some first")
-        return self._state
+        return self.state
 
     def _event(self, kind: str, stretch: int) -> StreamEvent:
         event = self._events.get((kind, stretch))
@@ -253,7 +254,7 @@ class Player:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             pass
-        state = self._state
+        state = self.state
         if state is None:
             return  # let go in the meantime
         is_over = not state.left.any()  # before the events: an entry that ends later is reported once more
@@ -282,10 +283,10 @@ class Player:
     def _let_go(self) -> None:
         """End the run: wake every waiter with an error, and keep the counts."""
         self._stop_listening()
-        state = self._state
+        state = self.state
         if state is None:
             return
-        self._state, self._finished, self._stall_s = None, self.finished, self.stall_s  # at once, since other threads read them
+        self.state, self._finished, self._stall_s = None, self.finished, self.stall_s  # at once, since other threads read them
         events, self._events = self._events, {}
         for event in events.values():
             if not event.done:

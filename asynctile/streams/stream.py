@@ -36,6 +36,7 @@ class Stream:
     """Threads that run tasks as they become ready. Streams whose tasks wait for one another share a lock.
 
     waiting_s: seconds, summed over the threads, in which the only work left waited for a copy.
+    idle: number of threads that wait for work.
     ready_at: time.perf_counter at which the task that a one-thread stream runs now could have begun.
     ending: while traced, the work whose event is being finished.
     The other attributes are those of TracedRunner.
@@ -56,7 +57,7 @@ class Stream:
         self._ready: list[StreamTask] = []
         #: ready tasks that met a shut gate
         self._kept_back: list[StreamTask] = []
-        self._idle = 0
+        self.idle = 0
         self._enqueued = 0
         self._unfinished = 0
         #: number of tasks that wait for a copy; time up to which waiting_s is counted
@@ -122,7 +123,7 @@ class Stream:
                 self.waiting.add(task)
             else:
                 self._make_ready(task)
-                if self._idle:
+                if self.idle:
                     self._changed.notify()
         return event
 
@@ -233,22 +234,22 @@ class Stream:
     def _rest(self) -> None:
         """Wait for something to be ready. Call under the lock."""
         self._count_waiting()
-        self._idle += 1
+        self.idle += 1
         self._changed.wait()
         self._count_waiting()
-        self._idle -= 1
+        self.idle -= 1
 
     def _count_waiting(self) -> None:
         """Add the idle time since the last call to `waiting_s`, if any task waited for a copy.
 
-        Call under the lock, before `_idle`, `_starved` or `_kept_back` changes. While work is kept back for another
+        Call under the lock, before `idle`, `_starved` or `_kept_back` changes. While work is kept back for another
         turn, nothing is added: the threads then wait for the turn, not for a copy.
         """
         now = time.perf_counter()
         if self._starved and not self._kept_back:
-            self.waiting_s += self._idle * (now - self._counted)
-            if self._starving is not None and self._idle and not self._ready:
-                self._starving.goes_on(self._counted, now, self._idle)
+            self.waiting_s += self.idle * (now - self._counted)
+            if self._starving is not None and self.idle and not self._ready:
+                self._starving.goes_on(self._counted, now, self.idle)
         self._counted = now
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
@@ -257,7 +258,7 @@ class Stream:
             task.behind = what_ended(by)
         task.waits = task.after = ()
         self._make_ready(task)
-        if self._idle and (self is not by or len(self._ready) > 1):
+        if self.idle and (self is not by or len(self._ready) > 1):
             self._changed.notify()
 
     def _make_ready(self, task: StreamTask) -> None:

@@ -93,7 +93,7 @@ async def test_no_ram_is_lent_to_a_save_while_another_job_holds_the_engine(tmp_p
         async with runtime_of(engine).exclusive():
             saving = runtime_of(engine).spawn(trainer.save(tmp_path / "c", wait=False))
             async with asyncio.timeout(HANG_S):
-                while not runtime_of(engine).busy._waiting:  # noqa: ASYNC110
+                while not runtime_of(engine).busy.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
             assert not runtime_of(engine).tiers.caps.loans
         await saving

@@ -73,17 +73,26 @@ def levels(*turns):
     return [turn.level for turn in turns]
 
 
-def timers():
-    return [handle for handle in asyncio.get_running_loop()._scheduled if not handle.cancelled()]
+@pytest.fixture
+def timers(monkeypatch):
+    """A function that returns the timers that were started in the test and not cancelled."""
+    started, call_later = [], asyncio.BaseEventLoop.call_later
+
+    def noted(*args, **more):
+        started.append(call_later(*args, **more))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", noted)
+    return lambda: [handle for handle in started if not handle.cancelled()]
 
 
-async def test_one_job_alone_meets_no_gate_and_no_timer_runs(turns):
-    one, before = turn(), len(timers())
+async def test_one_job_alone_meets_no_gate_and_no_timer_runs(turns, timers):
+    one = turn()
     turns.begin(one)
-    assert levels(one) == [OPEN] and len(timers()) == before
+    assert levels(one) == [OPEN] and not timers()
     turns.end(one)
     turns.end(one)
-    assert levels(one) == [OPEN] and len(timers()) == before
+    assert levels(one) == [OPEN] and not timers()
 
 
 async def test_two_jobs_with_work_take_turns_to_compute_and_both_may_copy(turns, clock):
@@ -145,7 +154,7 @@ async def test_streams_are_told_when_a_gate_opens(turns, stream):
         return stream.enqueue((), int, ())
 
     event = await asyncio.create_task(job())
-    await until(lambda: stream._kept_back)
+    await until(lambda: stream.waiting)
     assert one.has_work([stream]) and not asked.has_work([stream])
     turns.end(asked)
     await event.landed()
@@ -221,13 +230,12 @@ async def test_texts_keep_a_part_of_the_previous_jobs_time_only_while_others_wai
     assert rounds == [5, 5, 1] and busy.holder is None
 
 
-async def test_closing_opens_all_gates_for_good(turns):
-    before = len(timers())
+async def test_closing_opens_all_gates_for_good(turns, timers):
     each = [turn(interactive=True), turn(), turn()]
     for one in each:
         turns.begin(one)
-    assert OPEN in levels(*each) and CLOSED in levels(*each)
+    assert OPEN in levels(*each) and CLOSED in levels(*each) and len(timers()) == 1
     turns.close()
     for one in each:
         turns.begin(one)
-    assert levels(*each) == [OPEN] * 3 and len(timers()) == before
+    assert levels(*each) == [OPEN] * 3 and not timers()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are no
 
 async def asleep(player):
     """Wait until the player's workers have looked for work and found none that may begin."""
-    state = player._state
+    state = player.state
     await until(lambda: state.control[PARKED] == player.threads and state.control[OPENED] == state.control[ASKED])
 
 
@@ -81,7 +81,7 @@ async def test_a_copy_in_flight_ends_while_everything_is_held(players):
     ended = player.ended(0)[0]
     await until(lambda: marked.marks.any())
     player.hold(True, True)
-    await until(lambda: player._state.control[LINK_UP] == FREE)
+    await until(lambda: player.state.control[LINK_UP] == FREE)
     await asleep(player)
     assert marked.marks.tolist() == [1, 0]
     player.hold(False, False)

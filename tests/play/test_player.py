@@ -93,7 +93,7 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
             assert not marked.missing[np.array(ordered) & (statuses == OK)].any()
             assert player.finished - finished == tables.count
             for way in (UPLOAD, DOWNLOAD) if rate else ():
-                check_link(player._state, way)
+                check_link(player.state, way)
 
     player = players(threads, rate)
 

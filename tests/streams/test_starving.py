@@ -50,7 +50,7 @@ class Bench:
 
     def rests(self) -> None:
         """Wait until the compute thread has nothing to do."""
-        while not self.compute._idle:
+        while not self.compute.idle:
             os.sched_yield()
 
     def stalls(self) -> list[Stalled]:

@@ -82,7 +82,7 @@ async def test_only_waits_for_copies_count_as_stall(streams):
     await after_kernel.landed()
     assert streams[1].waiting_s == 0.0
     gate.clear()
-    await until(lambda: streams[1]._idle)
+    await until(lambda: streams[1].idle)
     copy = streams[0].enqueue((), gate.wait, (), is_copy=True)
     after_copy = streams[1].enqueue((copy,), int, ())
     gate.set()
@@ -149,7 +149,7 @@ async def test_idle_time_is_no_stall(streams):
     after = streams[1].enqueue((copy,), int, ())
     gate.set()
     await after.landed()
-    await until(lambda: streams[1]._idle)
+    await until(lambda: streams[1].idle)
     before = streams[1].waiting_s
     await streams[1].enqueue((), int, ()).landed()
     assert streams[1].waiting_s == before
@@ -233,7 +233,7 @@ async def test_closing_runs_work_behind_a_shut_gate(streams, gate):
     gate.set(CLOSED)
     first = streams[0].enqueue((), seen.append, (1,))
     second = streams[0].enqueue((first,), seen.append, (2,))
-    await until(lambda: streams[0]._kept_back)
+    await until(lambda: streams[0].waiting)
     streams[0].close()
     assert first.done and second.done and seen == [1, 2]
 
@@ -260,18 +260,17 @@ async def test_waiting_for_a_turn_is_not_waiting_for_a_copy(streams, gate):
     await until(lambda: streams[1].running)
     gate.set(CLOSED)
     streams[0].enqueue((), int, ())
-    await until(lambda: streams[0]._kept_back)
+    await until(lambda: streams[0].waiting)
     waits = streams[0].enqueue((copy,), int, ())
-    await until(lambda: streams[0]._idle)
+    await until(lambda: streams[0].idle)
     before = streams[0].waiting_s
     await asyncio.sleep(0.01)
-    with streams[0]._lock:
-        streams[0]._count_waiting()
+    streams[0].trace = None  # this also counts what has been waited until now
     assert streams[0].waiting_s == before
     gate.set(OPEN)
     streams[0].gates_changed()
     let_through(streams[0])
-    await until(lambda: streams[0]._idle)
+    await until(lambda: streams[0].idle)
     await asyncio.sleep(0.01)
     held.set()
     await waits.landed()
