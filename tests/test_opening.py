@@ -174,7 +174,7 @@ async def test_closing_raises_the_error_of_a_background_task_once():
 
     engine = await Engine("cpu").open()
     await runtime_of(engine).call(spawn())
-    loop = engine._life.open_loop().loop
+    loop = runtime_of(engine).life.open_loop().loop
     closing = asyncio.create_task(engine.aclose())
     await until(lambda: any("_wind_down" in repr(task) for task in asyncio.all_tasks(loop)))
     go_on.set()

@@ -16,6 +16,7 @@ from asynctile.layers import GPT2Config
 from asynctile.layers.model_state import ModelState
 from asynctile.ops import copy, fill
 from asynctile.share import runtime_of
+from asynctile.streams import run_ahead
 from tests.inside_engine import watch
 from tests.matmul import Matmul
 from tests.settle import HANG_S, turns, until
@@ -126,11 +127,12 @@ async def test_a_share_that_hangs_at_its_end_keeps_its_memory_and_the_engine_clo
             with pytest.raises(StalledError, match="has run on compute"):
                 await block()
             assert caps(engine) == tuple(whole - lent for whole, lent in zip(before, (ALL, 2 * ALL), strict=True))
-            assert len(engine._life.tiers) == 2
+            assert len(runtime_of(engine).life.tiers) == 2
     gate.set()
 
 
-async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save():
+async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save(monkeypatch):
+    monkeypatch.setattr(run_ahead, "LONG_S", 0.0)  # every wait is told
     async with Engine("emulated", device_memory=2 * ALL, host_memory=8 * ALL) as engine:
         lending = engine.share(device_memory=ALL, host_memory=4 * ALL)
         part = await lending.__aenter__()
@@ -143,14 +145,18 @@ async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save():
         async def late():
             begun.append(True)
 
+        async def begin_late():
+            await runtime_of(part).begin(late())
+
         loan = await runtime_of(part).call(borrowed())
+        events = engine.events()
         ending = asyncio.create_task(lending.__aexit__(None, None, None))
-        await until(lambda: runtime_of(part).tiers.caps._returned is not None)
+        assert "is lent to a save" in (await anext(events)).text
         with pytest.raises(DeviceError, match="the share of the engine has ended"):
-            await runtime_of(engine).call(runtime_of(part)._counted(late()))
+            await runtime_of(engine).call(begin_late())
         assert not begun and not ending.done() and engine.statistics().host_memory_bytes == 4 * ALL
         assert runtime_of(part).tiers.top.of(work.tiles["c"][0, 0]).slot
-        await runtime_of(engine).call(asyncio.to_thread(lambda: engine._life.loop.post(loan.give_back)))
+        await runtime_of(engine).call(asyncio.to_thread(lambda: runtime_of(engine).life.loop.post(loan.give_back)))
         await ending
         assert engine.statistics().host_memory_bytes == 8 * ALL
 
@@ -186,7 +192,7 @@ async def test_a_share_that_is_cancelled_as_its_block_ends_is_taken_back(device,
                 await block()
             asyncio.current_task().uncancel()
             assert caps(engine) == before
-        assert len(engine._life.tiers) == 1
+        assert len(runtime_of(engine).life.tiers) == 1
         assert engine.statistics().spill_used_bytes == 0
 
 
@@ -196,16 +202,14 @@ async def test_an_engine_that_is_not_open_gives_no_share():
 
 
 async def test_closing_the_engine_inside_the_block_of_a_share_ends_waiting_work():
-    async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL) as engine:
-        async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
-            tile = Matmul().tiles["a"][0, 0]
-            waiting = asyncio.create_task(runtime_of(part).launch(copy(tile, Matmul().tiles["b"][0, 0])))
-            await until(lambda: runtime_of(part).assembly.inputs.awaited)
-            await engine.__aexit__(None, None, None)
-            with pytest.raises(DeviceError):
-                await waiting
-        engine._life.is_open = True  # as if it had not been closed by hand, for the end of the outer block
-        engine._life.close = lambda: None
+    engine = await Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL).open()
+    async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
+        tile = Matmul().tiles["a"][0, 0]
+        waiting = asyncio.create_task(runtime_of(part).launch(copy(tile, Matmul().tiles["b"][0, 0])))
+        await until(lambda: runtime_of(part).assembly.inputs.awaited)
+        await engine.aclose()
+        with pytest.raises(DeviceError):
+            await waiting
 
 
 def test_a_generator_inside_a_share_is_closed_once_when_its_loop_ends():
@@ -240,8 +244,8 @@ def test_a_coroutine_thrown_away_with_its_loop_inside_a_share_leaves_nothing_ope
             loop.stop()
             await asyncio.sleep(3600)
 
+    loop.set_exception_handler(lambda *_: None)  # the task that is destroyed while it waits
     task = loop.create_task(main())
-    task._log_destroy_pending = False
     loop.run_forever()
     loop.close()
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile")]

@@ -67,7 +67,7 @@ class Asked:
 def stand_still(engine, monkeypatch):
     """Stop the clock, so that no turn ends by it."""
     now = time.monotonic()
-    monkeypatch.setattr(engine._life.turns, "_clock", lambda: now)
+    monkeypatch.setattr(runtime_of(engine).life.turns, "clock", lambda: now)
 
 
 def counted(engine):
@@ -78,7 +78,7 @@ def counted(engine):
 
 
 def nobody_waits(*parts):
-    return all(runtime_of(part).turn.level == OPEN for part in parts) and not parts[0]._life.turns.ledger.parties
+    return all(runtime_of(part).turn.level == OPEN for part in parts) and not runtime_of(parts[0]).life.turns.ledger.parties
 
 
 async def test_nothing_of_another_share_begins_while_an_interactive_job_runs(monkeypatch):
@@ -89,9 +89,9 @@ async def test_nothing_of_another_share_begins_while_an_interactive_job_runs(mon
         stand_still(whole, monkeypatch)
         asking = await asked.begun(first)
         training = asyncio.create_task(work.run(part))
-        await until(lambda: runtime_of(part).turn in whole._life.turns.ledger.parties)
+        await until(lambda: runtime_of(part).turn in runtime_of(whole).life.turns.ledger.parties)
         await settle(whole)
-        uploads = whole._life.device.streams()[-2]
+        uploads = runtime_of(whole).device.streams()[-2]
         assert not ran and not runtime_of(part).tiers.gate.admits(True) and part.statistics().operations == 0
         assert not uploads.running and uploads.finished == 0
         asked.go_on.set()
@@ -108,7 +108,7 @@ async def test_one_training_copies_ahead_while_the_other_computes(monkeypatch):
         stand_still(whole, monkeypatch)
         asking = await asked.begun(other)
         training = asyncio.create_task(work.run(part))
-        await until(lambda: runtime_of(part).turn in whole._life.turns.ledger.parties)
+        await until(lambda: runtime_of(part).turn in runtime_of(whole).life.turns.ledger.parties)
         await settle(whole)
         assert not ran and runtime_of(part).tiers.gate.admits(True)
         asked.go_on.set()
@@ -170,7 +170,7 @@ async def test_a_job_that_fails_or_is_cancelled_during_its_turn_leaves_the_turn_
             stand_still(whole, monkeypatch)
             asking = await asked.begun(first)
             training = asyncio.create_task(work.run(part))
-            await until(lambda part=part, whole=whole: runtime_of(part).turn in whole._life.turns.ledger.parties)
+            await until(lambda part=part, whole=whole: runtime_of(part).turn in runtime_of(whole).life.turns.ledger.parties)
             asked.fails = end == "fails"
             if end == "cancelled":
                 asking.cancel()
@@ -193,7 +193,8 @@ async def test_a_job_cancelled_while_it_waits_for_its_turn_ends_when_the_others_
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
             await training
-        assert [*whole._life.turns.ledger.parties] == [runtime_of(first).turn], "nothing was enqueued: it waits for nothing"
+        parties = runtime_of(whole).life.turns.ledger.parties
+        assert [*parties] == [runtime_of(first).turn], "nothing was enqueued: it waits for nothing"
         asked.go_on.set()
         await asking
         await work.run(part)
@@ -207,7 +208,7 @@ async def test_closing_the_engine_lets_held_back_work_run_out(monkeypatch):
         await work.prepare(part)
         runtime_of(whole).device.kernels["gemm"] = lambda *args: (held.wait(), gemm(*args))
         issued = enqueued(whole)
-        training, uploads = asyncio.create_task(work.run(part)), whole._life.device.streams()[-2]
+        training, uploads = asyncio.create_task(work.run(part)), runtime_of(whole).device.streams()[-2]
         await until(lambda: len(issued) == len(work.program))
         await until(lambda: uploads.depth == (0, 0))  # no operation waits for a copy, which would be held back
         stand_still(whole, monkeypatch)
@@ -216,7 +217,7 @@ async def test_closing_the_engine_lets_held_back_work_run_out(monkeypatch):
         held.set()
         await until(asked.runs.is_set)
         await settle(whole)
-        assert runtime_of(part).turn.has_work(whole._life.device.streams())
+        assert runtime_of(part).turn.has_work(runtime_of(whole).device.streams())
         closing = asyncio.create_task(whole.aclose())
         async with asyncio.timeout(HANG_S):
             await asyncio.wait([training])  # although the other's kernel still runs

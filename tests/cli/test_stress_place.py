@@ -17,7 +17,8 @@ async def test_work_held_back_by_a_turn_goes_on_after_the_turn(tmp_path: Path, d
     async with StressEngine(EngineSetup(device=device, spill=False, workers=3), tmp_path, watchdog=2.0) as engine:
 
         async def job() -> None:
-            turn, turns, stream = runtime_of(engine).turn, engine._life.turns, runtime_of(engine).tiers.device.streams()[0]
+            runtime = runtime_of(engine)
+            turn, turns, stream = runtime.turn, runtime.life.turns, runtime.tiers.device.streams()[0]
             async with runtime_of(engine).exclusive():
                 turns.begin(turn)
                 turn.let(CLOSED)  # as if another share had all turns

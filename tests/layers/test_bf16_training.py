@@ -28,7 +28,7 @@ from asynctile.program.grain import COARSE, FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorReader
-from tests.inside_engine import device_of
+from tests.inside_engine import device_of, life_of
 from tests.interpreter import Model
 from tests.laws import law
 from tests.layers.training import (
@@ -53,7 +53,7 @@ Options = dict[str, Any]
 
 def in_bf16(engine: Engine) -> Engine:
     """Turn an engine into what it would be on a GPU: its precision, its grain, and kernels for bf16."""
-    engine._life.precision = "bf16"
+    life_of(engine).precision = "bf16"
     device_of(engine).kernels.update(VERBS)
     device_of(engine).grain = GRAIN
     return engine
