@@ -211,7 +211,7 @@ class CupyDriver:
         return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
     def open_attention(self, stream: int) -> None:
-        self._cudnn, self._attention = _kept_cudnn(self.index).take(self, stream)
+        self._cudnn, self._attention = kept_cudnn(self.index).take(self, stream)
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
         return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)
@@ -232,7 +232,7 @@ class CupyDriver:
             blas.close()
             self.free(blas.workspace)
         if self._cudnn is not None:
-            _kept_cudnn(self.index).give(self._cudnn, self)
+            kept_cudnn(self.index).give(self._cudnn, self)
             self._cudnn = None
 
     def begin_capture(self, stream: int) -> None:
@@ -295,7 +295,7 @@ def _bindings(name: str) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _kept_cudnn(index: int) -> KeptCudnn:
+def kept_cudnn(index: int) -> KeptCudnn:
     """Return this process's cuDNN handles for the GPU `index`."""
     return KeptCudnn()
 

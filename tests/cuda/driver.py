@@ -31,9 +31,10 @@ from tests.cuda.stream import SoftEvent, SoftStream
 class SoftDriver:
     """One GPU on the CPU.
 
-    nbytes: memory of the device. seed: shakes the streams' timing and the order within graphs. capability: as a GPU's. fuses:
-    whether products add a bias before they store. attends: whether there is a cuDNN (cudnn.py), with a workspace of 1 MiB.
-    error: the error of the device; every wait fails once it is set. launches, graphs: numbers of requests.
+    nbytes: memory of the device. allocated: blocks in use, by address. streams: by handle. seed: shakes the streams' timing and
+    the order within graphs. capability: as a GPU's. fuses: whether products add a bias before they store. attends: whether
+    there is a cuDNN (cudnn.py), with a workspace of 1 MiB. error: the error of the device; every wait fails once it is set.
+    launches, graphs: numbers of requests.
     """
 
     def __init__(
@@ -47,18 +48,18 @@ class SoftDriver:
         self.name = self.title = "cuda:0"
         self.capability = capability
         self.shared_nbytes = SHARED
-        self._streams: dict[int, SoftStream] = {}
+        self.streams: dict[int, SoftStream] = {}
         self.epilogues = "NumPy"
         self._attention = "not tried yet"
-        self.library = SoftCudnn(self._streams) if attends else None
+        self.library = SoftCudnn(self.streams) if attends else None
         self._cudnn: Cudnn | None = None
         self.kept = KeptCudnn(self._load, 1 << 20)
         self.error: BaseException | None = None
         self.is_dead = False
         self.launches = self.graphs = 0
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self._seed = seed
-        self._allocated: dict[int, np.ndarray] = {}
+        self.allocated: dict[int, np.ndarray] = {}
         self.pinned: dict[int, int] = {}
         self._handles = itertools.count(1)
         self._events: dict[int, SoftEvent] = {}
@@ -72,19 +73,19 @@ class SoftDriver:
         pass
 
     def memory(self) -> tuple[int, int]:
-        return self._nbytes - sum(block.nbytes for block in self._allocated.values()), self._nbytes
+        return self.nbytes - sum(block.nbytes for block in self.allocated.values()), self.nbytes
 
     def malloc(self, nbytes: int) -> int:
         if nbytes > self.memory()[0]:
             raise OutOfMemory(f"{nbytes} bytes")
         block = np.full(-(-nbytes // 64) * 64 + 64, 0xFF, np.uint8)
         address = -(-block.ctypes.data // 64) * 64
-        self._allocated[address] = block
+        self.allocated[address] = block
         return address
 
     def free(self, address: int) -> None:
-        block = self._allocated.pop(address)
-        for stream in self._streams.values():  # CUDA waits for work that may still use it
+        block = self.allocated.pop(address)
+        for stream in self.streams.values():  # CUDA waits for work that may still use it
             stream.keep(block)
 
     def pin(self, address: int, nbytes: int) -> None:
@@ -98,11 +99,11 @@ class SoftDriver:
 
     def new_stream(self) -> int:
         handle = next(self._handles)
-        self._streams[handle] = SoftStream(self, None if self._seed is None else self._seed + handle)
+        self.streams[handle] = SoftStream(self, None if self._seed is None else self._seed + handle)
         return handle
 
     def destroy_stream(self, stream: int) -> None:
-        self._streams.pop(stream).close()
+        self.streams.pop(stream).close()
 
     def new_event(self, *, timed: bool = False) -> int:
         handle = next(self._handles)
@@ -114,10 +115,10 @@ class SoftDriver:
 
     def record(self, event: int, stream: int) -> None:
         # Recorded anew, the event is another place: waiters for the last one are not delayed.
-        self._events[event] = self._streams[stream].record()
+        self._events[event] = self.streams[stream].record()
 
     def wait(self, stream: int, event: int) -> None:
-        self._streams[stream].wait(self._events[event])
+        self.streams[stream].wait(self._events[event])
 
     def synchronize(self, event: int) -> None:
         self._events[event].check()
@@ -132,7 +133,7 @@ class SoftDriver:
         return self._events[end].at - self._events[start].at
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self._streams[stream].put(lambda: ctypes.memmove(target, source, nbytes) and None)
+        self.streams[stream].put(lambda: ctypes.memmove(target, source, nbytes) and None)
 
     def load(self, source: str) -> None:
         assert 'extern "C"' in source
@@ -140,12 +141,12 @@ class SoftDriver:
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
         self.launches += 1
         taken = _taken(params)
-        self._streams[stream].put(
+        self.streams[stream].put(
             lambda: self._context.library.run(kernel, grid, (block,), shared, ctypes.addressof(taken))
         )
 
     def open_gemm(self, stream: int, *, tf32: bool) -> None:
-        self._gemm_stream = self._streams[stream]
+        self._gemm_stream = self.streams[stream]
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         self.launches += 1
@@ -186,18 +187,18 @@ class SoftDriver:
 
     def hold(self, gate: threading.Event, stream: int) -> None:
         """Keep a stream busy until `gate` is open."""
-        self._streams[stream].put(lambda: gate.wait() and None)
+        self.streams[stream].put(lambda: gate.wait() and None)
 
     def begin_capture(self, stream: int) -> None:
-        self._streams[stream].begin_capture()
+        self.streams[stream].begin_capture()
 
     def end_capture(self, stream: int) -> SoftGraph:
-        return self._streams[stream].end_capture()
+        return self.streams[stream].end_capture()
 
     def launch_graph(self, graph: SoftGraph, stream: int) -> None:
         _check(graph)
         self.graphs += 1
-        self._streams[stream].put_graph(graph)
+        self.streams[stream].put_graph(graph)
 
     def destroy_graph(self, graph: SoftGraph) -> None:
         _check(graph)

@@ -32,7 +32,7 @@ class Streams:
         self.ran = []
 
     def work(self, stream, word):
-        self.driver._streams[stream].put(lambda: self.ran.append(word))
+        self.driver.streams[stream].put(lambda: self.ran.append(word))
 
     def recorded(self, stream):
         event = self.driver.new_event()
@@ -372,7 +372,7 @@ def test_a_graph_launched_while_it_runs_follows_itself(streams):
 
     driver.begin_capture(streams.compute)
     streams.work(streams.compute, "a")
-    driver._streams[streams.compute].put(linger)
+    driver.streams[streams.compute].put(linger)
     streams.work(streams.compute, "b")
     graph = driver.end_capture(streams.compute)
     driver.launch_graph(graph, streams.compute)
@@ -385,7 +385,7 @@ def test_a_graph_launched_while_it_runs_follows_itself(streams):
 def test_a_failure_in_a_graph_ends_the_graph_and_fails_every_wait(streams):
     driver = streams.driver
     driver.begin_capture(streams.compute)
-    driver._streams[streams.compute].put(lambda: 1 / 0)
+    driver.streams[streams.compute].put(lambda: 1 / 0)
     streams.work(streams.compute, "a")
     graph = driver.end_capture(streams.compute)
     driver.launch_graph(graph, streams.compute)

@@ -23,13 +23,13 @@ class Library:
     """
 
     def __init__(self, *, without=False):
-        self.calls, self._without = [], without
+        self.calls, self.without = [], without
 
     def __getattr__(self, name):
         def call(*args):
-            places = [getattr(arg, "_obj", arg) for arg in args]
+            places = [getattr(arg, "_obj", arg) for arg in args]  # ctypes names it so
             if name == "cublasLtMatmulAlgoGetHeuristic":
-                places[-1].value = not self._without
+                places[-1].value = not self.without
             self.calls.append((name, *(getattr(place, "value", place) for place in places)))
             return 0
 
@@ -72,7 +72,7 @@ def test_the_bias_has_the_type_of_the_result(library, out, kind):
 
 
 def test_a_shape_without_an_algorithm_is_asked_for_once_and_named(library):
-    library._without = True
+    library.without = True
     lt = cublas_lt.CublasLt(1, tf32=False, workspace=256)
     assert not lt.gemm(*biased(BF16)) and not lt.gemm(*biased(BF16))
     assert len(library.told("cublasLtMatmulAlgoGetHeuristic")) == 1 and not library.told("cublasLtMatmul")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -35,10 +35,15 @@ class Times:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> GpuClock:
+def times() -> Times:
+    return Times()
+
+
+@pytest.fixture
+def clock(times: Times, monkeypatch: pytest.MonkeyPatch) -> GpuClock:
     """A clock whose first span ends at 100 s of the host."""
     monkeypatch.setattr(cuda_trace.time, "perf_counter", lambda: 100.0)
-    return GpuClock(cast(Driver, Times()))
+    return GpuClock(cast(Driver, times))
 
 
 def test_times_are_placed_by_the_first_work_that_lands(clock: GpuClock) -> None:
@@ -47,13 +52,13 @@ def test_times_are_placed_by_the_first_work_that_lands(clock: GpuClock) -> None:
     assert clock.at(5500) == 99.5
 
 
-def test_times_are_counted_from_nearby_because_differences_are_float32(clock: GpuClock) -> None:
+def test_times_are_counted_from_nearby_because_differences_are_float32(clock: GpuClock, times: Times) -> None:
     clock.place((5000, 6000))
     assert clock.place((50_000, 51_000)) == ((5000, 51_000), 144.0, 145.0)
     assert clock.at(52_000) == 146.0
     clock.close()
     clock.close()
-    assert cast(Any, clock._driver).destroyed == [50_000]
+    assert times.destroyed == [50_000]
 
 
 def told(clock: GpuClock, *works: Seen) -> list[Stalled]:

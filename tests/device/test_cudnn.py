@@ -12,8 +12,9 @@ from asynctile.device.cudnn_trial import try_cudnn, wrong_attention
 from asynctile.device.probe import fetch, place, settle
 from asynctile.errors import DeviceError
 from asynctile.kernels.bf16 import from_bf16, to_bf16
-from asynctile.kernels.cuda import KERNELS
+from asynctile.program.operation import Operation
 from asynctile.program.precision import BF16
+from asynctile.storage.tile import Tile
 from tests.cuda.build import missing
 from tests.cuda.context import view
 from tests.cuda.cudnn import NotSupported
@@ -49,7 +50,7 @@ def tiles(driver, stack, seqs, tokens, heads, hs, dtype=BF16):
         values[index][...] = 0xFFFF if dtype == BF16 else np.nan
     values[5] = np.full((2 * heads, rows), np.nan, np.float32)
     arrays = [place(value, driver, driver.stream, stack) for value in values]
-    stack.callback(lambda: [settle(driver, stream) for stream in driver._streams])
+    stack.callback(lambda: [settle(driver, stream) for stream in driver.streams])
     return values, arrays
 
 
@@ -153,7 +154,7 @@ class Changed:
     def _run(self, kind, operands):
         done = getattr(self._cudnn, kind)(*operands)
         if kind == self._kind:
-            self._driver._streams[self._driver.stream].put(lambda: self._change(*map(view, operands[:-2])))
+            self._driver.streams[self._driver.stream].put(lambda: self._change(*map(view, operands[:-2])))
         return done
 
 
@@ -225,24 +226,31 @@ def test_without_the_frontend_the_message_says_what_to_install(driver):
 def test_launchers_take_cudnn_for_whole_sequences_only(driver):
     device = CudaDevice(driver, "bf16")
     device.start()
-    context, ran = device._context, []
+    ran = []
     driver.launch = lambda kernel, *args: ran.append(kernel)
+
+    def run(kernel, arrays, *params):
+        operands = tuple(Tile(f"t{index}", array.shape, array.dtype) for index, array in enumerate(arrays))
+        event = device.launch(Operation(kernel, operands, "u" * len(operands), params), arrays, None, ())
+        event.wait()
+        assert event.error is None
+
     with ExitStack() as stack:
         _, (q, k, v, out, dout, stats, *gradients) = tiles(driver, stack, 2, 16, 2, 8)
         delta = place(np.zeros((2, 32), np.float32), driver, driver.stream, stack)
-        KERNELS["attention"](context, q, k, v, out, stats, 2, 2, True, True)
-        KERNELS["attention_backward_whole"](context, q, k, v, out, dout, stats, delta, *gradients, 2, 2)
+        forward, backward = (q, k, v, out, stats), (q, k, v, out, dout, stats, delta, *gradients)
+        run("attention", forward, 2, 2, True, True)
+        run("attention_backward_whole", backward, 2, 2)
         assert not ran
-        KERNELS["attention"](context, q, k, v, out, stats, 1, 2, True, False)
-        KERNELS["attention"](context, q, k, v, out, stats, 1, 2, False, True)
+        run("attention", forward, 1, 2, True, False)
+        run("attention", forward, 1, 2, False, True)
         assert ran == ["attention_mma_32"] * 2
-        driver._cudnn, before = None, driver._cudnn
-        KERNELS["attention"](context, q, k, v, out, stats, 2, 2, True, True)
-        KERNELS["attention_backward_whole"](context, q, k, v, out, dout, stats, delta, *gradients, 2, 2)
+        driver.attend = driver.attend_backward = lambda *args: False
+        run("attention", forward, 2, 2, True, True)
+        run("attention_backward_whole", backward, 2, 2)
         assert [name.partition("_mma")[0] for name in ran[2:]] == [
             "attention", "attention_delta_bf16", "attention_backward_keys", "attention_backward_queries",
         ]  # fmt: skip
-        driver._cudnn = before
     device.close()
 
 

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.fixture
 def driver():
     made = SoftDriver(attends=True)
-    made.streams = [made.new_stream() for _ in range(2)]
+    handles = made.new_stream(), made.new_stream()
     yield made
-    for stream in made.streams:
+    for stream in handles:
         made.destroy_stream(stream)
 
 
@@ -39,15 +39,16 @@ def test_the_next_engine_gets_the_handle_and_its_plans_on_a_stream_of_its_own(dr
     monkeypatch.setattr(driver.library, "pygraph", None)
     again, said = kept.take(driver, second)
     assert again is one and said == words == "cuDNN 9.16"
-    assert driver.library.streams == {1: driver._streams[second]}
-    assert again.workspace in driver._allocated
+    assert driver.library.streams == {1: driver.streams[second]}
+    assert again.workspace in driver.allocated
     assert cudnn_trial.wrong_attention(again, driver, second) is None, "all plans of the trial are there"
     assert len(trials) == 2
 
 
 def test_engines_side_by_side_have_their_own_handles_and_one_trial(driver, trials):
-    one, _ = driver.kept.take(driver, driver.streams[0])
-    other, words = driver.kept.take(driver, driver.streams[1])
+    first, second = driver.streams
+    one, _ = driver.kept.take(driver, first)
+    other, words = driver.kept.take(driver, second)
     assert one is not other and one.workspace != other.workspace
     assert words == "cuDNN 9.16" and len(trials) == 1
 
@@ -65,13 +66,14 @@ def test_a_refused_library_is_not_tried_again(driver, trials):
 
 
 def test_a_gpu_without_room_for_the_workspace_leaves_the_handle_for_the_next(driver):
-    one, _ = driver.kept.take(driver, driver.streams[0])
+    stream, _ = driver.streams
+    one, _ = driver.kept.take(driver, stream)
     driver.kept.give(one, driver)
-    driver._nbytes = 1 << 19
+    driver.nbytes = 1 << 19
     with pytest.raises(OutOfMemory):
-        driver.kept.take(driver, driver.streams[0])
-    driver._nbytes = 1 << 30
-    assert driver.kept.take(driver, driver.streams[0])[0] is one
+        driver.kept.take(driver, stream)
+    driver.nbytes = 1 << 30
+    assert driver.kept.take(driver, stream)[0] is one
 
 
 def test_the_device_ends_its_libraries_before_their_streams():

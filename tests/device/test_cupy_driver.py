@@ -2,18 +2,20 @@
 
 import builtins
 import functools
+import sys
 import types
 
 import pytest
 
 from asynctile import Engine
-from asynctile.device import cupy_driver, open_device
-from asynctile.device.cublas_lt import CublasLt, GemmPlan
+from asynctile.device import cublas, cublas_lt, cupy_driver, open_device
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import BudgetError, DeviceError
-from asynctile.kernels.cuda import source
+from asynctile.kernels.cuda import Array, source
+from asynctile.program.precision import BF16
 from tests.cuda.build import SIGNATURE
+from tests.device.test_cublas import Library
 from tests.inside_engine import device_of
 
 
@@ -38,7 +40,8 @@ def bindings(monkeypatch, count, driver=None, **more):
         getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure, setDevice=lambda index: None,
         getDeviceProperties=lambda index: properties, deviceGetAttribute=lambda which, index: 163 << 10, **more,
     )  # fmt: skip
-    monkeypatch.setattr(cupy_driver, "_bindings", lambda name: (runtime, driver))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", types.SimpleNamespace(driver=driver, runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", types.SimpleNamespace(nvrtc="NVRTC"))
 
 
 def test_without_cupy_a_gpu_is_refused_with_what_to_install(monkeypatch):
@@ -110,14 +113,25 @@ def test_ram_that_is_not_locked_is_explained_in_one_sentence_with_a_remedy(monke
     assert "\n" not in said and "ulimit" not in said
 
 
+def products(monkeypatch):
+    """Return the library that stands in for cuBLAS and cuBLASLt, whose products pass the trial."""
+    library = Library()
+    for module in (cublas, cublas_lt):
+        monkeypatch.setattr(module, "load", lambda name, text: library)
+    monkeypatch.setattr(cupy_driver, "wrong_product", lambda *args: None)
+    return library
+
+
 def test_shapes_without_an_algorithm_are_reported_even_after_the_trial(monkeypatch):
-    bindings(monkeypatch, 1)
-    driver = cupy_driver.open_driver("cuda:0")
+    bindings(monkeypatch, 1, malloc=lambda nbytes: 256)
+    library, driver = products(monkeypatch), cupy_driver.open_driver("cuda:0")
     assert driver.epilogues == driver.attention == "not tried yet"
-    driver._lt = object.__new__(CublasLt)
-    driver._lt._plans = {((8, 16), (16, 24), (8, 24), 4, 4, False, False, False, True): GemmPlan(None, (), None)}
+    driver.open_gemm(1, tf32=False)
+    a, b, c, bias = (Array(256 * index, shape, BF16) for index, shape in enumerate(((8, 16), (24, 16), (8, 24), (24,)), 1))
+    assert driver.gemm_onto(a, b, c, False, True, None, bias)
     assert driver.epilogues == "cuBLASLt"
-    driver._lt._plans[(8, 16), (24, 16), (8, 24), 2, 2, False, True, True, True] = None
+    library.without = True
+    assert not driver.gemm_onto(a, b, c, False, True, c, bias)
     assert driver.epilogues == ("cuBLASLt, with no algorithm for 1 of 2 shapes "
                                 "((8, 16) by (24, 16)T of 2 bytes to 2 bytes, source and bias added)")  # fmt: skip
 
@@ -184,7 +198,6 @@ class Modules:
 def compiled(monkeypatch):
     """A list of the kernels that were compiled and their compute capability, without a compiler."""
     asked = []
-    monkeypatch.setattr(cupy_driver, "_compiler", lambda: "NVRTC")
     monkeypatch.setattr(cupy_driver, "machine_code", lambda *args: asked.append(args) or b"code")
     return asked
 
@@ -219,7 +232,6 @@ def test_kernels_that_do_not_compile_are_refused_in_one_sentence(monkeypatch, er
         raise error
 
     bindings(monkeypatch, 1, Modules())
-    monkeypatch.setattr(cupy_driver, "_compiler", lambda: "NVRTC")
     monkeypatch.setattr(cupy_driver, "machine_code", machine_code)
     with pytest.raises(DeviceError) as caught:
         cupy_driver.open_driver("cuda:0").load(source())
@@ -227,12 +239,13 @@ def test_kernels_that_do_not_compile_are_refused_in_one_sentence(monkeypatch, er
         f"the CUDA kernels do not compile for a GPU ({said}); 'asynctile info' shows what is installed")
 
 
-class Launches:
-    """The driver's calls that launch."""
+class Launches(Modules):
+    """The driver's calls of modules, and those that launch."""
 
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 
     def __init__(self):
+        super().__init__()
         self.limits, self.launched = [], []
 
     def funcSetAttribute(self, function, which, value):
@@ -243,16 +256,16 @@ class Launches:
         self.launched.append(args)
 
 
-def test_a_kernel_gets_all_shared_memory_of_this_gpu_and_its_limit_is_raised_when_needed(monkeypatch):
+def test_a_kernel_gets_all_shared_memory_of_this_gpu_and_its_limit_is_raised_when_needed(monkeypatch, compiled):
     launches = Launches()
     bindings(monkeypatch, 1, launches)
     driver = cupy_driver.open_driver("cuda:0")
     assert driver.shared_nbytes == 163 << 10
-    driver._functions["attention"] = 7
+    driver.load('extern "C" __global__ void attention()')
     for shared in (0, 48 << 10, 80 << 10, 60 << 10, 163 << 10):
         driver.launch("attention", (3, 2), 128, shared, 1, 9)
-    assert launches.limits == [(7, 80 << 10), (7, 163 << 10)]
-    assert launches.launched[0] == (7, 3, 2, 1, 128, 1, 1, 0, 9, 1, 0)
+    assert launches.limits == [(1, 80 << 10), (1, 163 << 10)]
+    assert launches.launched[0] == (1, 3, 2, 1, 128, 1, 1, 0, 9, 1, 0)
     with pytest.raises(DeviceError) as caught:
         driver.launch("attention", (3,), 128, 200 << 10, 1, 9)
     assert str(caught.value) == ("kernel attention needs 200.00 KiB of shared memory per block and a GPU has "
@@ -261,18 +274,20 @@ def test_a_kernel_gets_all_shared_memory_of_this_gpu_and_its_limit_is_raised_whe
 
 
 def test_library_handles_end_once_and_cudnn_is_kept_for_the_next_engine_on_this_gpu(monkeypatch):
-    bindings(monkeypatch, 1, free=lambda address: ended.append(address))
-    ended, given = [], []
-    monkeypatch.setattr(cupy_driver, "_kept_cudnn", lambda index: types.SimpleNamespace(give=lambda *args: given.append(args)))
+    library, given, cudnn = products(monkeypatch), [], types.SimpleNamespace(words="cuDNN")
+    bindings(monkeypatch, 1, malloc=lambda nbytes: 256, free=lambda address: library.calls.append(("free", address)))
+    kept = types.SimpleNamespace(take=lambda *args: (cudnn, ""), give=lambda *args: given.append(args))
+    monkeypatch.setattr(cupy_driver, "kept_cudnn", lambda index: kept)
     driver = cupy_driver.open_driver("cuda:0")
-    driver._lt = types.SimpleNamespace(close=lambda: ended.append("cuBLASLt"))
-    driver._blas = types.SimpleNamespace(close=lambda: ended.append("cuBLAS"), workspace=256)
-    driver._cudnn = cudnn = types.SimpleNamespace(words="cuDNN")
+    driver.open_gemm(1, tf32=False)
+    driver.open_attention(1)
+    library.calls.clear()
     for _ in range(2):
         driver.close_libraries()
-    assert ended == ["cuBLASLt", "cuBLAS", 256] and given == [(cudnn, driver)]
+    assert [name for name, *_ in library.calls] == ["cublasLtDestroy", "cublasDestroy_v2", "free"]
+    assert library.calls[-1] == ("free", 256) and given == [(cudnn, driver)]
 
 
 def test_a_process_has_one_cudnn_for_a_gpu():
-    kept = [cupy_driver._kept_cudnn(index) for index in (0, 1, 0)]
+    kept = [cupy_driver.kept_cudnn(index) for index in (0, 1, 0)]
     assert kept[0] is kept[2] is not kept[1]

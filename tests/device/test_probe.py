@@ -23,7 +23,7 @@ def product(driver, change=None):
     def run(a, b, c, ta, tb, source, bias):
         done = driver.gemm_onto(a, b, c, ta, tb, source, bias)
         if change is not None:
-            driver._streams[driver.stream].put(lambda: change(view(c), bias is not None))
+            driver.streams[driver.stream].put(lambda: change(view(c), bias is not None))
         return done
 
     return run

@@ -66,13 +66,13 @@ class Trained:
         found = cls()
         async with asyncio.timeout(PROGRESS_S), Engine(NAME, precision=precision, **engine) as opened:
             opened.plays = plays
-            found._watch(device_of(opened).driver)
+            found.watch(device_of(opened).driver)
             training = Trainer(await lively(opened, shape), OPTIMIZER, micro_batches=shape.micro_batches, **trainer)
-            await found._run(training, shape, validates)
+            await found.run(training, shape, validates)
             found.tensors = await training.model.state_dict() | await moments_of(training)
         return found
 
-    def _watch(self, driver: Any) -> None:
+    def watch(self, driver: Any) -> None:
         launch = driver.launch_graph
 
         def launch_graph(graph: Any, stream: int) -> None:
@@ -81,7 +81,7 @@ class Trained:
 
         driver.launch_graph = launch_graph
 
-    async def _run(self, trainer: Trainer, shape: Shape, validates: bool) -> None:
+    async def run(self, trainer: Trainer, shape: Shape, validates: bool) -> None:
         batches = batches_of(shape, STEPS)
         async with aclosing(trainer.run(batches)) as reports:
             async for report in reports:

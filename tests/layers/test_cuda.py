@@ -376,4 +376,4 @@ async def test_an_engine_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> No
     driver = soft_gpu.opened[0]
     assert driver.memory()[0] == driver.memory()[1]
     assert not driver.pinned
-    assert not driver._streams
+    assert not driver.streams

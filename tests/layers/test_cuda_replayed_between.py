@@ -198,7 +198,7 @@ async def test_an_engine_leaves_no_graph_no_memory_and_no_pinned_ram(where: str,
     assert alive(graphs) == 0
     assert driver.memory()[0] == driver.memory()[1]
     assert not driver.pinned
-    assert not driver._streams
+    assert not driver.streams
 
 
 async def test_a_step_is_still_replayed_when_another_model_takes_the_ram_of_its_gradients(
