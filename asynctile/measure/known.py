@@ -121,14 +121,14 @@ def _cache() -> Cache | None:
 
 def _about(title: str, precision: str) -> list[str]:
     """Return everything that rates depend on, beyond what names the folder of kernels."""
-    return [str(FORMAT), title, precision, _processor(), str(len(os.sched_getaffinity(0))), np.__version__, scipy.__version__]
+    return [str(FORMAT), title, precision, processor(), str(len(os.sched_getaffinity(0))), np.__version__, scipy.__version__]
 
 
 def _key(about: list[str]) -> str:
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's name as the system gives it, or an empty string."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asynctile import DeviceError, Engine
+from asynctile.device import open_device
 from asynctile.measure import known
 from asynctile.schedule.rates import CORES, Rates, assumed
 from asynctile.share import runtime_of
@@ -136,7 +138,7 @@ async def test_invalid_rates_are_measured_again(probes: list[str], folder: Path,
 async def test_rates_of_another_machine_are_not_used(probes: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known.keep(known.ON_CORES, "fp32", CORES)
     (file,) = folder.iterdir()
-    monkeypatch.setattr(known, "_processor", lambda: "another")
+    monkeypatch.setattr(known, "processor", lambda: "another")
     assert known.known("cpu", "fp32") is None
     foreign = file.read_bytes()
     assert (await rates_on("cpu"))[0] == MEASURED.rounded()
@@ -166,11 +168,15 @@ def test_of_several_engines_without_rates_only_one_measures(folder: Path, monkey
         count.append(replace(CORES, flops_per_s=float(2 ** (30 + len(count)))))
         return count[-1]
 
-    found: list[Rates | None] = []
-    threads = [threading.Thread(target=lambda: found.append(known._made_once("cores", "fp32", measured))) for _ in range(8)]
+    monkeypatch.setattr(known, "measure_cores", measured)
+    found: list[Rates] = []
+    device = open_device("cpu")
+    ask = partial(known.machine_rates, device, "fp32", None, lambda work: pytest.fail("there is no GPU"))
+    threads = [threading.Thread(target=lambda: found.append(ask())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    device.close()
     assert len(count) == 1
     assert found == [count[0].rounded()] * 8
