@@ -120,7 +120,8 @@ async def test_an_error_ends_the_process_too(against: Any, tmp_path: Path) -> No
         old = await stack.enter_async_context(against.worker(tmp_path / "old", "fake", {"broken": False}))
         await old.ready()
         raise ZeroDivisionError
-    assert old._process.returncode == -signal.SIGKILL
+    with pytest.raises(RuntimeError, match=f"ended with status -{signal.SIGKILL:d};"):
+        await old.ready()
 
 
 async def test_a_folder_without_the_package_is_refused(against: Any, tmp_path: Path) -> None:

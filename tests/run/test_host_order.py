@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asynctile import AsynctileError, BudgetError, Engine, StalledError
+from asynctile.device.emulated import OneWay
 from asynctile.ops import copy, fill, gelu, gemm
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
@@ -25,20 +26,35 @@ def one_worker(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
 
 
-def held_until_all_is_issued(engine, link, program):
-    """Hold each copy over `link` until the next run of `program` is fully issued and compute has run all that it can."""
-    device, true, issued = device_of(engine), link.copy, enqueued(engine)
+def stream_of(engine, name):
+    return next(stream for stream in device_of(engine).streams() if stream.name == name)
 
-    def held(target, source):
+
+def watch_copies(monkeypatch, way, before):
+    """Call `before` at the beginning of each copy over the link's stream `way`, in its thread."""
+    true = OneWay.copy
+
+    def watched(link, target, source):
+        if link.stream.name == way:
+            before()
+        true(link, target, source)
+
+    monkeypatch.setattr(OneWay, "copy", watched)
+
+
+def hold_until_all_is_issued(engine, monkeypatch, way, program):
+    """Hold each copy `way` until the next run of `program` is fully issued and compute has run all that it can."""
+    compute, issued = stream_of(engine, "compute"), enqueued(engine)
+
+    def hold():
         while len(issued) < len(program):
             time.sleep(0.001)
-        let_through(device._compute)
-        true(target, source)
+        let_through(compute)
 
-    link.copy = held
+    watch_copies(monkeypatch, way, hold)
 
 
-async def test_the_host_waits_for_a_pending_upload_before_it_overwrites_the_tile(one_worker):
+async def test_the_host_waits_for_a_pending_upload_before_it_overwrites_the_tile(one_worker, monkeypatch):
     a, b = tiles = standing("a", "b")
     program = program_of(copy(a, b), on_host(gelu(b, a)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
@@ -46,24 +62,22 @@ async def test_the_host_waits_for_a_pending_upload_before_it_overwrites_the_tile
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         before = await runtime_of(engine).read(a)
-        held_until_all_is_issued(engine, device_of(engine)._up, program)
+        hold_until_all_is_issued(engine, monkeypatch, "upload", program)
         assert await run(engine, program, tiles) is None
         assert np.array_equal(await runtime_of(engine).read(b), before)
         assert not np.array_equal(await runtime_of(engine).read(a), before)
 
 
-async def test_the_host_waits_for_a_pending_download_before_it_reads_the_tile(one_worker):
+async def test_the_host_waits_for_a_pending_download_before_it_reads_the_tile(one_worker, monkeypatch):
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(gelu(a, b), on_host(copy(b, c)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
         engine.plays = False
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
-        link = device_of(engine)._down
-        true = link.copy
-        held_until_all_is_issued(engine, link, program)
-        assert await run(engine, program, tiles) is None
-        link.copy = true
+        with monkeypatch.context() as patch:
+            hold_until_all_is_issued(engine, patch, "download", program)
+            assert await run(engine, program, tiles) is None
         found = await runtime_of(engine).read_all(tiles)
     assert np.array_equal(found[1], found[2])
 
@@ -137,7 +151,7 @@ async def test_stale_bytes_in_ram_do_not_replace_a_failed_result_of_the_device()
             await run(engine, program, tiles)
 
 
-async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_worker):
+async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_worker, monkeypatch):
     tiles = standing(*(f"t{index}" for index in range(13)))
     program = program_of(*(
         operation
@@ -149,8 +163,8 @@ async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_
         engine.plays = False
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
-        device, issued = device_of(engine), enqueued(engine)
-        link, gelu_alone, copy_alone = device._up, runtime_of(engine).device.kernels["gelu"], device._up.copy
+        uploads, compute, issued = stream_of(engine, "upload"), stream_of(engine, "compute"), enqueued(engine)
+        gelu_alone = runtime_of(engine).device.kernels["gelu"]
 
         def beside(kind, others, stream):
             """Begin one of `kind`, and give the stream of `others` time for all that it could run now."""
@@ -162,14 +176,11 @@ async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_
             assert len(others) == before
 
         def gelu_watched(*args):
-            beside(on_the_host, loads, link.stream)
+            beside(on_the_host, loads, uploads)
             gelu_alone(*args)
 
-        def copy_watched(*args):
-            beside(loads, on_the_host, device._compute)
-            copy_alone(*args)
-
-        runtime_of(engine).device.kernels["gelu"], link.copy = gelu_watched, copy_watched
+        runtime_of(engine).device.kernels["gelu"] = gelu_watched
+        watch_copies(monkeypatch, "upload", lambda: beside(loads, on_the_host, compute))
         assert await run(engine, program, tiles) is None
     assert len(loads) >= 2 and len(on_the_host) == 4
 

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,16 +49,18 @@ class Noted:
         placed.operands = lambda index: (index, index)  # type: ignore[method-assign, assignment, return-value]
         placed.array = lambda place, tile: self  # type: ignore[method-assign]
         placed.number = lambda operation: None  # type: ignore[method-assign]
-        outputs = {fetch.key: {one.index: None for one in schedule.program.fetches} for fetch in schedule.program.fetches}
+        fetching = [index for index, entry in enumerate(schedule.entries) if entry.kind is Kind.FETCH]
+        fetches = zip(schedule.program.fetches, fetching, strict=True)
+        outputs = {fetch.key: {fetch.index: index} for fetch, index in fetches}  # each fetch fills the index of its entry
         self.issuer = Issuer(placed, self, self.run_ahead, self.gate, outputs)  # type: ignore[arg-type]
-        self.issuer._results = [index for index, entry in enumerate(schedule.entries) if entry.kind is Kind.FETCH]
         self.issuer.on_transfer = lambda index, after: self.note(index, (), after)
 
     def note(self, index: int, waits: Sequence[StreamEvent], after: Sequence[StreamEvent]) -> StreamEvent:
         entry = self.schedule.entries[index]
         assert index not in self.events, "each entry is enqueued once"
-        named = {before: self.issuer._events[before] for before in (*entry.waits, *entry.after)}
-        assert all(named.values()), "and behind those that it names"
+        named = {before: self.events.get(before) for before in (*entry.waits, *entry.after)}
+        begun = [one is not None or self.issuer.failure(before) is not None for before, one in named.items()]
+        assert all(begun), "and behind those that it names"
         self.order.append(index)
         event = self.events[index] = StreamEvent(what=index)
         event.error = ValueError("refused") if index in self.fails else next((one.error for one in waits if one.error), None)
@@ -124,17 +127,14 @@ def behind(schedule: Schedule, first: int) -> set[int]:
     return found
 
 
-async def test_entries_wait_for_futures_and_transfers_run_ahead_of_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule, waited, enqueued = a_schedule(), list[int](), Issuer._enqueued
-
-    async def seen(self: Issuer, entries: Sequence[int]) -> list[StreamEvent]:
-        waited.extend(before for before in entries if self._events[before] is None)
-        return await enqueued(self, entries)
-
-    monkeypatch.setattr(Issuer, "_enqueued", seen)
-    device, compute = Noted(schedule), lanes_of(schedule.entries)[COMPUTE]
+async def test_entries_wait_for_futures_and_transfers_run_ahead_of_compute() -> None:
+    schedule = a_schedule()
+    device, lanes = Noted(schedule), lanes_of(schedule.entries)
     await device.finish()
-    assert waited, "an entry of one lane came before what it names in another"
+    place, compute = {index: at for at, index in enumerate(device.order)}, lanes[COMPUTE]
+    reached = [(place[last], schedule.entries[one]) for lane in lanes.values() for last, one in pairwise(lane)]
+    waited = [before for at, entry in reached for before in (*entry.waits, *entry.after) if place[before] > at]
+    assert waited, "a lane came to an entry before what that names in another lane was enqueued"
     moves = [index for index in device.order if index not in compute]
     assert any(device.order.index(move) < device.order.index(one) for move in moves for one in compute if one < move)
 

@@ -42,6 +42,7 @@ class Paths:
         #: calls by no coroutine: tiles that move to where a schedule begins
         self.others = Counter[str]()
         self._inside: list[Any] = []
+        # _enqueue alone knows the entry that a call of the device belongs to
         enqueue, perform = Issuer._enqueue, Lane.perform
 
         def enqueued(issuer: Issuer, entry: Any, *args: Any) -> Any:

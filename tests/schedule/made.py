@@ -46,7 +46,7 @@ def program_by(
         named = [(tile, how if tile in written else WRITE) for tile, how in used.items()]
         if kind == "fetch":
             if named[0][0] in written:
-                program.fetch(named[0][0], "y", ())
+                program.fetch(named[0][0], f"y{len(program.fetches)}", ())
             continue
         if named[0][0] in written and chance.randint(0, 7) == 0:
             named.append((named[0][0], READ))
