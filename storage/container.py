@@ -15,7 +15,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -237,7 +237,7 @@ def _create(folder: int) -> int:
     return fd
 
 
-def _preadv(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
+def _preadv(fd: int, views: Sequence[Any], offset: int) -> int:
     """Read as os.preadv does; where the system lacks it, only into the first view."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, views, offset)
@@ -246,6 +246,6 @@ def _preadv(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
     return len(data)
 
 
-def _pwritev(fd: int, views: Sequence[np.ndarray], offset: int) -> int:
+def _pwritev(fd: int, views: Sequence[Any], offset: int) -> int:
     """Write as os.pwritev does; where the system lacks it, only the first view."""
     return os.pwritev(fd, views, offset) if hasattr(os, "pwritev") else os.pwrite(fd, views[0].data, offset)
