@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from asynctile.layers import GPT2
+from asynctile.layers.cache import KVCache
+from asynctile.layers.model import model_state_of
+from asynctile.layers.pages import Pages
 from asynctile.layers.requests import Request, Token
 from asynctile.layers.server import Server
 from asynctile.share import Share, runtime_of
@@ -53,6 +56,28 @@ async def texts(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS, **op
 
 async def one_by_one(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[list[int]]:
     return [await text(server.generate(prompt, seed=seed, **options)) for seed, prompt in enumerate(prompts)]
+
+
+def asked_of(model: GPT2) -> int:
+    """Return how many requests to a model, on its own share, are not over: those that wait and those that are computed."""
+    return model_state_of(model).readers
+
+
+def page_nbytes_of(model: GPT2) -> int:
+    """Return the bytes of a page of the model's cache."""
+    return KVCache(model_state_of(model).parameters).page_nbytes
+
+
+def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[Pages]:
+    """Return a list that gets the pages of every cache made from now on."""
+    made: list[Pages] = []
+
+    def noted(most: int) -> Pages:
+        made.append(Pages(most))
+        return made[-1]
+
+    monkeypatch.setattr("asynctile.layers.serving.Pages", noted)
+    return made
 
 
 def held_by(model: GPT2) -> int:

@@ -17,9 +17,20 @@ from asynctile.layers.floor import floor_demand
 from asynctile.layers.model import model_state_of
 from asynctile.layers.requests import Request, Token
 from asynctile.share import runtime_of
-from tests.layers.serving import PROMPTS, SHAPE, held_by, one_by_one, text, texts, watched
+from tests.layers.serving import (
+    PROMPTS,
+    SHAPE,
+    asked_of,
+    held_by,
+    one_by_one,
+    page_nbytes_of,
+    pages_made,
+    text,
+    texts,
+    watched,
+)
 from tests.layers.training import OPTIMIZER, lively
-from tests.settle import until
+from tests.settle import settle, until
 
 CONFIG = SHAPE.config
 
@@ -48,8 +59,7 @@ async def test_a_text_is_the_same_alone_and_in_any_company(
             async with model.serve(most=most) as server:
                 assert await texts(server, max_new_tokens=9) == alone
                 assert await one_by_one(server, max_new_tokens=9) == alone
-        page = server._serving.cache.page_nbytes
-        async with model.serve(cache=7 * page) as server:  # one after another gets pages, always with other numbers
+        async with model.serve(cache=7 * page_nbytes_of(model)) as server:  # pages with other numbers each time
             for _ in range(3):
                 assert await texts(server, max_new_tokens=9) == alone
 
@@ -106,10 +116,10 @@ async def test_memory_is_given_back_when_a_server_closes_and_when_nobody_generat
         async with model.serve() as server:
             tokens = server.generate([1, 2], max_new_tokens=30)
             await anext(tokens)
-            assert held_by(model) >= before + 4 * server._serving.cache.page_nbytes
+            assert held_by(model) >= before + 4 * page_nbytes_of(model)
             await tokens.aclose()
-            await until(lambda: not server._serving._running)
-            assert held_by(model) >= before + 4 * server._serving.cache.page_nbytes
+            await until(lambda: not asked_of(model))
+            assert held_by(model) >= before + 4 * page_nbytes_of(model)
         assert held_by(model) == before
         await text_of_model(model)
         await until(lambda: held_by(model) == before)
@@ -179,8 +189,9 @@ async def test_a_server_thrown_away_with_its_loop_gives_its_memory_back() -> Non
     assert used[0] > standing and len(ignored) == 1
 
 
-async def test_a_request_that_leaves_disturbs_no_other(alone: list[list[int]]) -> None:
+async def test_a_request_that_leaves_disturbs_no_other(alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are broken off, cancelled, timed out or closed, before the first token or later, also from loops that end."""
+    pages = pages_made(monkeypatch)
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         before = held_by(model)
@@ -216,8 +227,9 @@ async def test_a_request_that_leaves_disturbs_no_other(alone: list[list[int]]) -
                 await asyncio.gather(*others)
                 await asyncio.gather(*cancelled, return_exceptions=True)
             gc.collect()
-            await until(server._serving._task.done)
-            assert not server._serving._running and not server._serving._waiting and not server._serving._pages.taken
+            await until(lambda: not asked_of(model))
+            await settle(engine)
+            assert not pages[-1].taken
         assert held_by(model) == before
 
 

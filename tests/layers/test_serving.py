@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, TornModelError
 from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers.cache import KVCache
 from asynctile.layers.decode import record_decode
 from asynctile.layers.model import model_state_of
+from asynctile.layers.pages import Pages
 from asynctile.layers.requests import Request
 from asynctile.layers.server import Server
 from asynctile.layers.tokenizer import ByteTokenizer
 from asynctile.share import runtime_of
-from tests.layers.serving import PROMPTS, SHAPE, hold, one_by_one, text, texts
+from tests.layers.serving import PROMPTS, SHAPE, asked_of, hold, one_by_one, page_nbytes_of, text, texts
 from tests.layers.training import lively
 from tests.settle import until
 
@@ -80,30 +83,32 @@ async def test_a_torn_model_ends_its_texts_and_accepts_no_more() -> None:
             await model.serve().__aenter__()
 
 
-async def test_a_text_that_can_never_fit_is_refused_at_once_and_others_wait_for_pages_in_order() -> None:
+async def test_a_text_that_can_never_fit_is_refused_at_once_and_others_wait_for_pages_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve() as server:
             expected = await texts(server, max_new_tokens=9)
-            page = server._serving.cache.page_nbytes
+        page = page_nbytes_of(model)
         async with model.serve(cache=7 * page) as server:
             with pytest.raises(BudgetError, match=r"39 positions takes 7 pages .* has 6 pages; raise cache") as caught:
                 async with model.serve(cache=7 * page - 1) as less:
                     less.generate([1], max_new_tokens=39)
             assert caught.value.floor == 7 * page
             admitted: list[int] = []
-            reserve = server._serving._pages.reserve
+            reserve = Pages.reserve
 
-            def reserved(count: int) -> tuple[int, ...]:
+            def reserved(pages: Pages, count: int) -> tuple[int, ...]:
                 admitted.append(count)
-                return reserve(count)
+                return reserve(pages, count)
 
-            server._serving._pages.reserve = reserved  # type: ignore[method-assign]
+            monkeypatch.setattr(Pages, "reserve", reserved)
             held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
             tasks = []
             for index, prompt in enumerate(PROMPTS):
                 tasks.append(asyncio.create_task(text(server.generate(prompt, seed=index, max_new_tokens=9))))
-                await until(lambda index=index: len(server._serving._waiting) + len(admitted) == index + 1)
+                await until(lambda index=index: asked_of(model) == index + 1)
             held.cancel()
             assert await asyncio.gather(*tasks) == expected
             assert admitted == [2, 2, 7, 3, 2]
@@ -113,9 +118,15 @@ async def cap_for(pages: int) -> int:
     """Return the RAM that holds the model and this many pages, but not twice as many."""
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
-        cache = model._serving.cache
+        cache = KVCache(model_state_of(model).parameters)
         program = record_decode(model_state_of(model).parameters, cache, rows=12, pages=pages, wanted=12)
         return model_state_of(model).demand(program, cache.tiles(0, pages)).resident_nbytes
+
+
+def pages_with_bytes(engine: Engine) -> set[int]:
+    """Return the numbers of the cache's pages that have bytes."""
+    resident = [residency for tier in runtime_of(engine).tiers.from_the_top() for residency in tier.ledger.resident]
+    return {int(found[1]) for residency in resident if (found := re.search(r"\.kv\[\d+\]\.page (\d+)$", residency.tile.name))}
 
 
 async def test_where_caps_leave_few_pages_the_next_text_waits_for_them() -> None:
@@ -123,7 +134,7 @@ async def test_where_caps_leave_few_pages_the_next_text_waits_for_them() -> None
         expected = await texts(server, max_new_tokens=9)
     async with Engine("cpu", host_memory=await cap_for(8)) as engine, (await lively(engine, SHAPE)).serve() as server:
         assert await texts(server, max_new_tokens=9) == expected
-        assert server._serving._filled == 8
+        assert pages_with_bytes(engine) == {*range(8)}
     async with Engine("cpu", host_memory=await cap_for(2)) as engine, (await lively(engine, SHAPE)).serve() as server:
         with pytest.raises(BudgetError, match="host_memory"):
             await text(server.generate(PROMPTS[2], max_new_tokens=9))

@@ -6,7 +6,7 @@ test_versions.py tests the copies of the weights, test_server.py texts on the mo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ from asynctile.layers.model import model_state_of
 from asynctile.layers.requests import Token
 from asynctile.layers.server import Server
 from asynctile.layers.serving import Serving
+from asynctile.layers.versions import Versions
+from asynctile.runtime import Runtime
 from asynctile.schedule.allowance import Allowance
 from tests.layers.serving import PROMPTS, SHAPE, text
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
@@ -36,6 +38,12 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 async def states(trainer: Trainer) -> Tensors:
     return await trainer.model.state_dict() | await moments_of(trainer)
+
+
+def versions_of(trainer: Trainer) -> Versions:
+    """Return the published weights of the model on the server's share."""
+    (found,) = model_state_of(trainer.model).followers
+    return found
 
 
 async def written(server: Server, prompt: int) -> list[int]:
@@ -105,14 +113,16 @@ async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of further rounds that servers may take; one at first."""
-    left, rounds = [1], Serving._rounds
+    left, rounds = [1], Runtime.rounds
 
-    async def held(serving: Serving) -> None:
+    @asynccontextmanager
+    async def held(runtime: Runtime) -> AsyncIterator[Callable[[bool], bool]]:
         await until(lambda: left[0] > 0)
         left[0] -= 1
-        await rounds(serving)
+        async with rounds(runtime) as go_on:
+            yield go_on
 
-    monkeypatch.setattr(Serving, "_rounds", held)
+    monkeypatch.setattr(Runtime, "rounds", held)
     monkeypatch.setattr(Allowance, "goes_on", lambda *_, **more: False)
     return left
 
@@ -129,7 +139,7 @@ async def two_texts(
         assert await server.publish(), "into the other copy"
         young = server.generate(PROMPTS[1], max_new_tokens=6, seed=1)
         asking = asyncio.ensure_future(anext(young))
-        await until(lambda: bool(server._serving._waiting))
+        await until(lambda: bool(versions_of(trainer).newest.readers))
         rounds[0] = 2
         yield trainer, server, old, young, [*first, (await asking).id]
 
@@ -153,8 +163,8 @@ async def test_lost_weights_end_only_the_texts_that_follow_from_them(
     alone: tuple[list[list[list[int]]], Tensors], rounds: list[int]
 ) -> None:
     texts, _ = alone
-    async with two_texts(rounds) as (_, server, old, young, first):
-        version = next(version for version in server._source.all if version.number == 0)  # type: ignore[attr-defined]
+    async with two_texts(rounds) as (trainer, server, old, young, first):
+        version = next(version for version in versions_of(trainer).all if version.number == 0)
         version.number = None
         rounds[0] = 1000
         with pytest.raises(TornModelError, match="the published weights were lost"):
@@ -177,7 +187,7 @@ async def test_once_texts_are_played_memory_no_longer_grows_whatever_is_written_
     async with scene("cpu") as (trainer, server):
         await trainer.step(*BATCHES[0])
         await server.publish()
-        share, used = server._source.runtime, []
+        share, used = versions_of(trainer).runtime, []
         for batch in BATCHES[1:]:
             await written(server, 0)
             await trainer.step(*batch)
@@ -216,13 +226,13 @@ async def test_a_share_that_ends_before_its_server_leaves_nothing_to_close() -> 
 
 
 async def test_nothing_more_is_published_for_a_server_that_could_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stalls(error: Exception) -> None:
+    async def stalls(serving: Serving, error: Exception) -> None:
         raise StalledError("nothing has moved for 60 s")
 
     async with Engine("cpu") as engine, engine.share(host_memory=ROOM) as part:
         model = await lively(engine, SHAPE)
         server = await model.serve(part).__aenter__()
-        monkeypatch.setattr(server._serving, "end", stalls)
+        monkeypatch.setattr(Serving, "end", stalls)
         with pytest.raises(StalledError):
             await server.aclose()
         assert not model_state_of(model).followers and part.statistics().host_used_bytes == 0

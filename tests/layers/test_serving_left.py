@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from asynctile import DeviceError, Engine
+from asynctile import DeviceError, Engine, Events
+from asynctile.events import CANCELLED, RequestDone
 from asynctile.layers import GPT2, serving
 from asynctile.layers.requests import Request
-from asynctile.layers.server import Server
+from asynctile.loop.mailbox import Mailbox
 from asynctile.share import runtime_of
-from tests.layers.serving import PROMPTS, SHAPE, held_by, hold, one_by_one, text, texts
+from tests.layers.serving import PROMPTS, SHAPE, asked_of, held_by, hold, one_by_one, pages_made, text, texts
 from tests.layers.training import lively
-from tests.settle import HANG_S, until
+from tests.settle import HANG_S, settle, until
 
 
 async def test_closing_a_server_or_an_engine_ends_its_readers() -> None:
@@ -30,7 +31,7 @@ async def test_closing_a_server_or_an_engine_ends_its_readers() -> None:
             await text(server.generate([1], max_new_tokens=39))  # the pages of the next text are there
             held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
             reading = asyncio.gather(*(text(server.generate([1])) for _ in range(5)), return_exceptions=True)
-            await until(lambda: len(server._serving._waiting) + len(server._serving._running) == 5)
+            await until(lambda: asked_of(model) == 5)
             closing = asyncio.create_task(server.aclose())
             assert [type(error) for error in await reading] == [DeviceError] * 5
             assert all("server was closed" in str(error) for error in await reading)
@@ -39,8 +40,9 @@ async def test_closing_a_server_or_an_engine_ends_its_readers() -> None:
                 await text(server.generate([1]))
             held.cancel()
             await closing
+        before = engine.statistics().request_tokens
         others = asyncio.create_task(consume(model))
-        await until(lambda: model._serving._running)
+        await until(lambda: engine.statistics().request_tokens > before)
     with pytest.raises(DeviceError, match="closed"):
         await others
 
@@ -51,95 +53,102 @@ async def test_a_request_from_another_loop_to_a_server_closed_meanwhile_is_refus
         before = held_by(model)
         async with model.serve() as server:
             expected = await texts(server, max_new_tokens=9)
-        server._is_open = True  # as another thread has seen it
+            late = server.generate([1])  # it has seen the server open
         with pytest.raises(DeviceError, match="the server was closed"):
-            await text(server.generate([1]))
+            await text(late)
         assert held_by(model) == before
-        server._is_open = False
         async with server:
             assert await texts(server, max_new_tokens=9) == expected
 
 
 async def test_a_waiting_request_whose_reader_has_gone_leaves_at_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting: list[list[int]] = []
+    there: list[int] = []
 
     def watch(request: Request, logits: Any) -> Any:
-        waiting.append([other.tokens[0] for other in server._serving._waiting])
+        there.append(asked_of(model))
         return choose(request, logits)
 
     choose = Request.choose
-    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve(most=1) as server:
-        monkeypatch.setattr(Request, "choose", watch)
-        held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
-        asked = []
-        for number in (1, 2, 3):
-            asked.append(asyncio.create_task(text(server.generate([number], max_new_tokens=9))))
-            await until(lambda: len(server._serving._waiting) + len(server._serving._running) == len(asked))
-        asked[2].cancel()
-        await asyncio.wait(asked[2:])
-        held.cancel()
-        assert [len(found) for found in await asyncio.gather(*asked[:2])] == [9, 9]
-    assert waiting[1:9] == [[2]] * 8
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        async with model.serve(most=1) as server:
+            monkeypatch.setattr(Request, "choose", watch)
+            held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
+            asked = []
+            for number in (1, 2, 3):
+                asked.append(asyncio.create_task(text(server.generate([number], max_new_tokens=9))))
+                await until(lambda: asked_of(model) == len(asked))
+            asked[2].cancel()
+            await asyncio.wait(asked[2:])
+            held.cancel()
+            assert [len(found) for found in await asyncio.gather(*asked[:2])] == [9, 9]
+    assert there[1:9] == [2] * 8
 
 
 @pytest.mark.parametrize("way", ["closed", "cancelled", "loop closed", "loop closed at once"])
-async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) -> None:
-    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
-        held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
-        await until(lambda: runtime_of(engine).busy.holder is not None)
-        tokens: Any = server.generate([1], max_new_tokens=39)
-        if way.startswith("loop closed"):
-            await asyncio.to_thread(begun_elsewhere, tokens, server, waits=way == "loop closed")
-        else:
-            first = asyncio.create_task(anext(tokens))
-            await until(lambda: server._serving._waiting)
-        request = server._serving._waiting[0]
-        if way == "closed":
-            other = asyncio.create_task(text(server.generate([2], max_new_tokens=39)))
-            held.cancel()
-            await first
+async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = pages_made(monkeypatch)
+    async with Engine("cpu") as engine:
+        model, events = await lively(engine, SHAPE), engine.events()
+        async with model.serve() as server:
             held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
-            await until(lambda: runtime_of(engine).busy.holder is not None and "hold" in runtime_of(engine).busy.holder)
-            await tokens.aclose()
-            assert len(await finished(other, held)) == 39
-        elif way == "cancelled":
-            first.cancel()
-            await asyncio.wait([first])
-        written = len(request.tokens)
-        held.cancel()
-        await until(server._serving._task.done)
-        assert written <= len(request.tokens) <= written + 1 < 39
-        assert not server._serving._pages.taken
-        del tokens  # the collector does not get it earlier
+            await until(lambda: runtime_of(engine).busy.holder is not None)
+            tokens: Any = server.generate([1], max_new_tokens=39)
+            if way.startswith("loop closed"):
+                taking = takes(monkeypatch) if way == "loop closed" else None
+                await asyncio.to_thread(begun_elsewhere, tokens, model, taking)
+            else:
+                first = asyncio.create_task(anext(tokens))
+                await until(lambda: asked_of(model))
+            if way == "closed":
+                other = asyncio.create_task(text(server.generate([2], max_new_tokens=39)))
+                held.cancel()
+                await first
+                held = asyncio.create_task(runtime_of(engine).call(hold(engine)))
+                await until(lambda: runtime_of(engine).busy.holder is not None and "hold" in runtime_of(engine).busy.holder)
+                await tokens.aclose()
+                assert len(await finished(other, held)) == 39
+            elif way == "cancelled":
+                first.cancel()
+                await asyncio.wait([first])
+            held.cancel()
+            await until(lambda: not asked_of(model))
+            await settle(engine)
+            assert not pages[-1].taken
+            del tokens  # the collector does not get it earlier
+    assert await written_in_vain(events) <= (37 if way == "closed" else 1)
 
 
-async def test_a_request_that_is_thrown_away_between_two_tokens_leaves() -> None:
+async def test_a_request_that_is_thrown_away_between_two_tokens_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector takes it: its loop, which would have closed it, is closed."""
 
-    def begun() -> tuple[Any, Request]:
+    def begun() -> Any:
         loop = asyncio.new_event_loop()
         tokens = server.generate([1], max_new_tokens=39)
         loop.run_until_complete(anext(tokens))
         loop.close()
-        return tokens, server._serving._running[0]
+        return tokens
 
-    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
-        choose, go_on = Request.choose, threading.Event()
+    choose, go_on, pages = Request.choose, threading.Event(), pages_made(monkeypatch)
 
-        def slowly(request: Request, logits: Any) -> Any:
-            if len(request.tokens) == 3:
-                go_on.wait(HANG_S)
-            return choose(request, logits)
+    def slowly(request: Request, logits: Any) -> Any:
+        if len(request.tokens) == 3:
+            go_on.wait(HANG_S)
+        return choose(request, logits)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(serving, "AT_ONCE", 0)
-            patch.setattr(Request, "choose", slowly)
-            tokens, request = await asyncio.to_thread(begun)
+    monkeypatch.setattr(serving, "AT_ONCE", 0)
+    monkeypatch.setattr(Request, "choose", slowly)
+    async with Engine("cpu") as engine:
+        model, events = await lively(engine, SHAPE), engine.events()
+        async with model.serve() as server:
+            tokens = await asyncio.to_thread(begun)
             del tokens
             gc.collect()
             go_on.set()
-            await until(server._serving._task.done)
-        assert len(request.tokens) <= 4 and not server._serving._pages.taken
+            await until(lambda: not asked_of(model))
+            await settle(engine)
+            assert not pages[-1].taken
+    assert await written_in_vain(events) <= 3
 
 
 async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
@@ -147,16 +156,35 @@ async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
     return await task
 
 
-def begun_elsewhere(tokens: Any, server: Server, *, waits: bool) -> None:
-    """Begin a text in a loop that is closed before its first token. waits: run the loop until the text waits for one."""
+async def written_in_vain(events: Events) -> int:
+    """Return how many tokens were written for the only request of a closed engine that was given up."""
+    (done,) = [event async for event in events if isinstance(event, RequestDone) and event.reason == CANCELLED]
+    return done.new_tokens
+
+
+def takes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return an event that is set when a reader begins to wait for a token."""
+    taking, take = threading.Event(), Mailbox.take
+
+    async def taken(box: Mailbox[Any]) -> Any:
+        taking.set()
+        return await take(box)
+
+    monkeypatch.setattr(Mailbox, "take", taken)
+    return taking
+
+
+def begun_elsewhere(tokens: Any, model: GPT2, taking: threading.Event | None) -> None:
+    """Begin a text in a loop that is closed before its first token. taking: the loop runs until it is set; None: not at all."""
     loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # the task that is destroyed while it waits
     first = loop.create_task(anext(tokens))
     loop.run_until_complete(asyncio.sleep(0))
-    while not (server._serving._waiting and (not waits or server._serving._waiting[0].box._waiting)):
-        if waits:
+    while not (asked_of(model) and (taking is None or taking.is_set())):
+        if taking is not None:
             loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    first._log_destroy_pending = False  # type: ignore[attr-defined]
+    del first
 
 
 async def test_a_share_that_ends_waits_for_its_texts() -> None:
@@ -171,7 +199,7 @@ async def test_a_share_that_ends_waits_for_its_texts() -> None:
 
             held = asyncio.create_task(runtime_of(part).call(hold(part)))
             writing = asyncio.create_task(ids())
-            await until(lambda: model._serving._waiting)
+            await until(lambda: asked_of(model))
             asyncio.get_running_loop().call_later(0.05, held.cancel)
         assert await writing == expected[0]
 

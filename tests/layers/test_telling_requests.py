@@ -11,7 +11,7 @@ from asynctile.events import CANCELLED, FAILED, Closing, Event, FirstToken, Requ
 from asynctile.hub import Events
 from asynctile.layers import GPT2
 from asynctile.share import runtime_of
-from tests.layers.serving import PROMPTS, SHAPE
+from tests.layers.serving import PROMPTS, SHAPE, page_nbytes_of
 from tests.layers.training import lively
 
 PROMPT = PROMPTS[0]
@@ -104,9 +104,7 @@ async def test_a_refused_request_is_not_counted() -> None:
     async with Engine("cpu") as engine:
         model = await named(engine)
         reader = engine.events()
-        async with model.serve(cache=1 << 20) as server:
-            page = server._serving.cache.page_nbytes
-        async with model.serve(cache=page) as server:
+        async with model.serve(cache=page_nbytes_of(model)) as server:
             with pytest.raises(BudgetError):
                 await anext(server.generate(PROMPT, max_new_tokens=SHAPE.config.block_size - len(PROMPT)))
         assert counted(engine.statistics()) == (0, 0)
