@@ -54,11 +54,11 @@ def loss_curve(
         path = path.with_suffix(".svg")
         write_file(path, _svg(curves).encode())
         return path
-    write_file(path, _png(curves, Figure(figsize=(8, 4.8), dpi=120)))
+    write_file(path, png(curves, Figure(figsize=(8, 4.8), dpi=120)))
     return path
 
 
-def _png(curves: Curves, figure: Any) -> bytes:
+def png(curves: Curves, figure: Any) -> bytes:
     # A Figure of its own, not pyplot: it has no global state and needs no window system.
     axes, names = figure.add_axes((0.075, 0.11, 0.745, 0.8)), curves.names()
     axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label=names["training"])

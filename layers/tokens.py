@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 DTYPES = ("uint16", "uint32")
 TOKENS, RECORD = "tokens.bin", "tokens.json"
 #: how many bytes of text and ids may wait to be written
-_HELD_NBYTES = 1 << 20
+HELD_NBYTES = 1 << 20
 
 
 class Tokens(Protocol):
@@ -242,7 +242,7 @@ def _batched(source: Text, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[Any],
             waiting += [between, ids] if is_owed else [ids]
             is_first = is_owed = False
         held_nbytes += ids.nbytes + len(piece.text)
-        if waiting and held_nbytes >= _HELD_NBYTES:
+        if waiting and held_nbytes >= HELD_NBYTES:
             yield np.concatenate(waiting), read_nbytes
             waiting, held_nbytes = [], 0
     if waiting:

@@ -30,7 +30,7 @@ def test_a_whole_file_is_read(name):
 
 
 def test_a_damaged_file_is_read_or_refused_in_a_sentence(name, monkeypatch):
-    monkeypatch.setattr(document, "_MANY", 4_000)  # the scenario spends the time and memory of 400,000
+    monkeypatch.setattr(document, "MANY", 4_000)  # the scenario spends the time and memory of 400,000
     case = cases()[name]
     said = []
 

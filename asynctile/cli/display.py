@@ -171,7 +171,7 @@ class TerminalDisplay(_Shown):
         self._validated: tuple[int, Evaluation] | None = None
         #: by what is under way: done, total, and both in words
         self._under_way: dict[str, tuple[int, int, str]] = {}
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=True)
+        self._live = Live(self, console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -213,8 +213,8 @@ class TerminalDisplay(_Shown):
         super().saved()
         self._stage = ""
 
-    def _draw(self) -> Group:
-        # The thread that refreshes the display calls this, so that tiers are also seen in the middle of a step.
+    def __rich__(self) -> Group:
+        """Return the picture of this moment. The refreshing thread asks for it, also in the middle of a step."""
         pace, statistics = self._pace, self._statistics
         rows, under_way, figures = _rows(), _rows(), []
         if pace is not None and (last := pace.last) is not None:

@@ -135,8 +135,8 @@ class RunPace:
             return None
         left = self.steps - self.done
         whole = left * steps.each
-        whole += _due(self._validated, self.steps, self._ahead.validate_every) * self._validation_s
-        whole += _due(self._saved, self.steps, self._ahead.save_every) * self._saves.each
+        whole += times_due(self._validated, self.steps, self._ahead.validate_every) * self._validation_s
+        whole += times_due(self._saved, self.steps, self._ahead.save_every) * self._saves.each
         # During a long step the estimate keeps falling, but no further than one step's time.
         return max(0.0, whole - min(time.monotonic() - self._marked, steps.each))
 
@@ -168,6 +168,6 @@ class Seconds:
         self.each += (seconds - self.each) * min(1.0, 2 / self.count)
 
 
-def _due(last: int, steps: int, every: int) -> int:
+def times_due(last: int, steps: int, every: int) -> int:
     """Return how often work due every `every` steps, and after the last step, is still due after step `last`."""
     return max(0, -(-steps // every) - last // every) if last < steps else 0

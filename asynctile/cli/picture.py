@@ -20,7 +20,7 @@ __all__ = ["Picture"]
 #: Drawing takes at most this share of a run's time: with long metrics it takes seconds of a thread that others share.
 _SHARE = 0.05
 #: Bigrams are counted in at most this many tokens: no cap covers the RAM of their pairs.
-_BIGRAM_TOKENS = 1 << 20
+BIGRAM_TOKENS = 1 << 20
 
 
 class Picture:
@@ -60,6 +60,6 @@ class Picture:
     def _bigram_loss(self) -> float:
         """Return the loss of the held-out text by bigram counts of the training text, measured once."""
         if self._bigrams is None:
-            training, held_out = (part[:_BIGRAM_TOKENS] for part in (self._corpus.training, self._corpus.held_out))
+            training, held_out = (part[:BIGRAM_TOKENS] for part in (self._corpus.training, self._corpus.held_out))
             self._bigrams = bigram_loss(training, held_out, self._corpus.tokenizer.vocab_size)
         return self._bigrams

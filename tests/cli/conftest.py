@@ -48,7 +48,7 @@ def drawn_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Processes that tests start do draw (test_picture.py); what is drawn is tests/layers/test_plot.py.
     """
-    monkeypatch.setattr("asynctile.layers.plot._png", lambda curves, figure: PNG)
+    monkeypatch.setattr("asynctile.layers.plot.png", lambda curves, figure: PNG)
 
 
 @pytest.fixture

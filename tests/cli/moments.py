@@ -92,7 +92,7 @@ def _killed_everywhere(place: Path, words: list[str]) -> list[str]:
     warm()  # so that a fork begins in milliseconds
     if find_spec("matplotlib"):
         import_module("matplotlib.figure")
-        plot._png = lambda curves, figure: PNG  # a drawing takes longer than all the rest of a life
+        plot.png = lambda curves, figure: PNG  # a drawing takes longer than all the rest of a life
     seen: list[str] = []
     for _ in range(_MOST_LIVES):
         reader, writer = os.pipe()

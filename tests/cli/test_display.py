@@ -63,7 +63,7 @@ def drawn(width: int, act: Callable[[Display], object]) -> list[str]:
     display = TerminalDisplay(out)
     act(display)
     with out.capture() as captured:
-        out.print(display._draw())
+        out.print(display)
     return [re.sub("\x1b\\[[0-9;]*m", "", line).rstrip() for line in captured.get().splitlines()]
 
 
@@ -106,7 +106,7 @@ def test_an_unmeasured_stall_is_not_shown_as_zero(terminal: bool) -> None:
             display.begin(ahead(2))
             display.step(report(1, stall_s=stall_s))
             if isinstance(display, TerminalDisplay):
-                out.print(display._draw())
+                out.print(display)
         said_of[stall_s] = said(out)
     assert "stalled" in said_of[0.0] and "stalled" not in said_of[math.nan]
 

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
-import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,24 +77,24 @@ def test_a_signal_ends_evaluation_while_a_thread_reads_the_text(
     program: Program, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     told: list[str] = []
-    seen, ask = threading.Event(), Interrupt._ask
-
-    def asked(self: Interrupt) -> None:
-        ask(self)
-        seen.set()
+    interrupt = Interrupt()
 
     def tell(what: str, *_: object, **__: object) -> None:
         told.append(what)
         if what == moment and told.count(moment) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-            assert seen.wait(HANG_S)  # the main thread has it
+            until_s = time.monotonic() + HANG_S
+            while not interrupt.asked:  # the main thread has it soon
+                assert time.monotonic() < until_s
+                time.sleep(0.001)
 
-    monkeypatch.setattr(Interrupt, "_ask", asked)
+    monkeypatch.setattr("asynctile.cli.evaluate.Interrupt", lambda: interrupt)
 
     rows = ValidationBatches.rows
     monkeypatch.setattr(ValidationBatches, "rows", lambda self: (tell("bytes of tokens") or row for row in rows(self)))
-    monkeypatch.setattr("asynctile.cli.evaluate._progress", lambda _: tell)
-    monkeypatch.setattr("asynctile.layers.tokens._HELD_NBYTES", 1)
+    monkeypatch.setattr("asynctile.cli.evaluate.open_console", lambda _: SimpleNamespace(is_interactive=True))
+    monkeypatch.setattr("asynctile.cli.evaluate.open_display", lambda _: nullcontext(SimpleNamespace(progress=tell)))
+    monkeypatch.setattr("asynctile.layers.tokens.HELD_NBYTES", 1)
     monkeypatch.setattr("asynctile.layers.text.PIECE_NBYTES", 1000)
     bytes_of = "asynctile.layers.evaluation.ByteTokenizer"
     monkeypatch.setattr(bytes_of, type("Another", (ByteTokenizer,), {}))  # whose bytes are counted

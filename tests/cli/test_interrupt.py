@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.run_folder import RunFolder
 from tests.cli.conftest import Program
 from tests.cli.test_train import stop_after
@@ -195,10 +194,10 @@ def test_an_immediate_end_waits_for_no_reader() -> None:
 
 @pytest.fixture
 def no_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(interrupt: Interrupt) -> None:
+    def never(status: int) -> None:
         raise AssertionError("the process would have ended")
 
-    monkeypatch.setattr(Interrupt, "_end_at_once", never)
+    monkeypatch.setattr(os, "_exit", never)
 
 
 def pair(*_: object) -> None:

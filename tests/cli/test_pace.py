@@ -131,7 +131,7 @@ def test_hours_are_written_as_hours(clock: Clock) -> None:
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 40))
 def test_work_due_every_so_many_steps_and_after_the_last_is_counted(steps: int, every: int, last: int) -> None:
     due = [step for step in range(last + 1, steps + 1) if step % every == 0 or step == steps]
-    assert paces._due(last, steps, every) == len(due)
+    assert paces.times_due(last, steps, every) == len(due)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))

@@ -156,7 +156,7 @@ async def test_only_the_beginning_of_a_long_text_gives_the_bigram_loss(
     tmp_path: Path, drawing: Drawing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawing.may_end.set()
-    monkeypatch.setattr(pictures, "_BIGRAM_TOKENS", 3)
+    monkeypatch.setattr(pictures, "BIGRAM_TOKENS", 3)
     assert (await picture(tmp_path).last())[1] == bigram_loss(np.array([1, 2, 1]), np.array([1, 2, 1]), 4)
-    monkeypatch.setattr(pictures, "_BIGRAM_TOKENS", 5)
+    monkeypatch.setattr(pictures, "BIGRAM_TOKENS", 5)
     assert (await picture(tmp_path).last())[1] == bigram_loss(np.array([1, 2, 1, 2, 3]), np.array([1, 2, 1, 2, 3]), 4)

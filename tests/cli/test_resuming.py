@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.interrupt import Interrupt
 from tests.cli.conftest import Program
 from tests.cli.moments import outcome, watch
 from tests.test_house import ROOT
@@ -53,10 +52,10 @@ def test_stopped_by_a_pair_of_signals_at_every_moment(
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def ended(_: Interrupt) -> None:
+    def ended(_: int) -> None:
         raise AssertionError(f"the second of two signals would have ended the process, {seen[-1]}")
 
-    monkeypatch.setattr(Interrupt, "_end_at_once", ended)
+    monkeypatch.setattr(os, "_exit", ended)
     watch(monkeypatch.setattr, reached)
     status = 130
     while status == 130:

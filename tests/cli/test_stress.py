@@ -76,7 +76,7 @@ def test_time_is_shared_and_every_scenario_gets_a_round(
 
     monkeypatch.setattr(conductor, "time", SimpleNamespace(monotonic=lambda: clock.now))
     for name in expected:
-        monkeypatch.setitem(conductor._PLAYS, name, play)
+        monkeypatch.setitem(conductor.PLAYS, name, play)
     report = tmp_path / "report.json"
     status, _, _ = stress(program, tmp_path, "--minutes", minutes, "--scenario", "random,thrash", "--scenario", "faults",
                           "--report", report)  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_failed_round_names_every_error_of_a_group(
     async def play(round: Round) -> bool:
         raise ExceptionGroup("two", [ValueError("one reason"), ExceptionGroup("inner", [KeyError("another")])])
 
-    monkeypatch.setitem(conductor._PLAYS, "random", play)
+    monkeypatch.setitem(conductor.PLAYS, "random", play)
     status, out, _ = stress(program, tmp_path, "--scenario", "random", "--rounds", 1)
     assert status == 1 and "ValueError: one reason" in out and "KeyError: 'another'" in out
 
@@ -130,7 +130,7 @@ def test_a_failed_round_names_every_error_of_a_group(
 @pytest.mark.parametrize("others", [[], [ValueError("a bug")]])
 async def test_a_refusal_in_a_group_of_tasks_counts_as_one_unless_something_else_failed(others: list[Exception]) -> None:
     refusal = ExceptionGroup("tasks", [BudgetError("too little", floor=1), *others])
-    assert lives._is_refusal(refusal) is not bool(others)
+    assert lives.is_refusal(refusal) is not bool(others)
 
 
 def test_a_failed_round_is_reported_with_the_seed_that_repeats_it(
@@ -144,7 +144,7 @@ def test_a_failed_round_is_reported_with_the_seed_that_repeats_it(
             raise Finding("lost", "a byte is\nanother one", 1)
         return True
 
-    monkeypatch.setitem(conductor._PLAYS, "random", play)
+    monkeypatch.setitem(conductor.PLAYS, "random", play)
     report = tmp_path / "report.json"
     status, out, _ = stress(program, tmp_path, "--scenario", "random", "--rounds", 20, "--report", report)
     found = json.loads(report.read_text())
@@ -167,13 +167,13 @@ def test_an_unexpected_error_is_a_failure(
     async def play(round: Round) -> bool:
         raise KeyError("tile")
 
-    monkeypatch.setitem(conductor._PLAYS, "random", play)
+    monkeypatch.setitem(conductor.PLAYS, "random", play)
     status, out, _ = stress(program, tmp_path, "--scenario", "random", "--rounds", 1)
     assert status == 1
     assert "failed in random: KeyError: 'tile'" in out
 
 
-@pytest.mark.parametrize(("scenario", "module", "name"), [("kill", kill, "_PROGRAM"), ("inputs", inputs, "PROGRAM")])
+@pytest.mark.parametrize(("scenario", "module", "name"), [("kill", kill, "PROGRAM"), ("inputs", inputs, "PROGRAM")])
 def test_a_scenario_ends_when_its_process_has_ended(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, module: Any, name: str
 ) -> None:
@@ -202,8 +202,8 @@ def test_ctrl_c_ends_stress_early_with_the_results_so_far(
 
         return counted
 
-    for name, play in conductor._PLAYS.items():
-        monkeypatch.setitem(conductor._PLAYS, name, and_counted(play))
+    for name, play in conductor.PLAYS.items():
+        monkeypatch.setitem(conductor.PLAYS, name, and_counted(play))
     report = tmp_path / "report.json"
     status, out, _ = stress(program, tmp_path, "--minutes", 60, "--report", report)
     assert len(played) == 3
@@ -226,7 +226,7 @@ async def play(round):
         except asyncio.CancelledError:
             pass
 conductor.DEADLINE_S = 0.2
-conductor._PLAYS["random"] = play
+conductor.PLAYS["random"] = play
 sys.exit(main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "stress", "--scenario", "random", "--spill", str(tmp_path), "--seed", "3"]
@@ -254,7 +254,7 @@ def test_cancellations_are_counted_by_coroutine(
             round.tally.disturb("Trainer.step", "timeout", landed, "cpu")
         return True
 
-    monkeypatch.setitem(conductor._PLAYS, "cancel", play)
+    monkeypatch.setitem(conductor.PLAYS, "cancel", play)
     report = tmp_path / "report.json"
     status, out, _ = stress(program, tmp_path, "--scenario", "cancel", "--cancellations", 5, "--report", report)
     found = json.loads(report.read_text())

@@ -27,8 +27,8 @@ from asynctile.memory.caps import Loan
 from asynctile.program.program import Program
 from asynctile.storage import spill
 from asynctile.storage.container import ContainerFile
-from asynctile.storage.ledger import Ledger
 from asynctile.storage.pool import Pool
+from asynctile.storage.ranking import Ranking
 from asynctile.storage.slot import Slot
 from tests.cli.conftest import Program as Command
 
@@ -85,7 +85,7 @@ def test_slow_kernels_alone_are_no_bug(run: Run, slow_kernels: None) -> None:
 
 def test_without_the_checksum(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "xxh3_64_intdigest", lambda data: 0)
-    monkeypatch.setattr(faults, "_TRAINED", 0)
+    monkeypatch.setattr(faults, "TRAINED", 0)
     assert run("faults", 25)["found"]["lost"] > 0
 
 
@@ -95,16 +95,16 @@ def test_without_the_checksum_zeros_in_a_spill_file_are_taken_for_tiles(run: Run
         with open(f"/proc/self/fd/{self._fd}", "r+b") as file:
             file.write(bytes(os.fstat(self._fd).st_size))
 
-    monkeypatch.setattr(truncate._Outsider, "cut", zeros)
-    monkeypatch.setattr(truncate, "_CUTS", (5, 5))
+    monkeypatch.setattr(truncate.Outsider, "cut", zeros)
+    monkeypatch.setattr(truncate, "CUTS", (5, 5))
     assert run("truncate", 2)["failures"] == []
     monkeypatch.setattr(spill, "xxh3_64_intdigest", lambda data: 0)
     assert run("truncate", 3)["found"]["lost"] > 0
 
 
 def test_a_watchdog_less_patient_than_a_slow_transfer_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crawl, "_DELAYS_S", (0.4,))
-    monkeypatch.setattr(crawl, "_STEPS", 2)
+    monkeypatch.setattr(crawl, "DELAYS_S", (0.4,))
+    monkeypatch.setattr(crawl, "STEPS", 2)
     assert run("crawl", 1)["failures"] == []
     monkeypatch.setattr(crawl, "WATCHDOG_S", 0.1)
     assert run("crawl", 1)["found"]["hung"] == 1
@@ -112,8 +112,8 @@ def test_a_watchdog_less_patient_than_a_slow_transfer_is_found(run: Run, monkeyp
 
 def test_without_the_atomic_reservation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles of an operation evict each other."""
-    slot_for = Ledger._slot_for
-    monkeypatch.setattr(Ledger, "_slot_for", lambda self, tile, held, moves, **more: slot_for(self, tile, (), moves, **more))
+    furthest = Ranking.furthest
+    monkeypatch.setattr(Ranking, "furthest", lambda self, pool, held: furthest(self, pool, ()))
     assert run("random", 10)["failures"]
 
 
@@ -159,7 +159,7 @@ def test_a_kernel_that_never_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("play", [cancel.play_calls, cancel.play_lives])
 def test_disturbed_calls_that_leave_something_are_found(run: Run, monkeypatch: pytest.MonkeyPatch, play: Any) -> None:
-    monkeypatch.setattr(cancel, "_PLAYS", {play: 1})
+    monkeypatch.setattr(cancel, "PLAYS", {play: 1})
     found = run("cancel", 1)
     assert found["failures"] == []
     assert found["cancellations"] > 0
@@ -167,7 +167,7 @@ def test_disturbed_calls_that_leave_something_are_found(run: Run, monkeypatch: p
 
 def test_a_loan_that_is_not_given_back_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loan, "give_back", lambda self: None)
-    monkeypatch.setattr(cancel, "_PLAYS", {cancel.play_calls: 1})
+    monkeypatch.setattr(cancel, "PLAYS", {cancel.play_calls: 1})
     monkeypatch.setattr(Disturber, "draw", lambda self: ["Trainer.save, behind"])  # this call borrows if there is room
     found = run("cancel", 4)
     assert found["found"]["leaked"] > 0
@@ -202,7 +202,7 @@ def test_a_weight_that_changes_while_its_step_can_still_be_cancelled_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark after which a step always runs to its end stands too late: among the updates."""
-    monkeypatch.setattr(cancel, "_PLAYS", {cancel._train: 1})
+    monkeypatch.setattr(cancel, "PLAYS", {cancel.play_training: 1})
     finish = Program.finish
 
     def late(self: Program) -> Program:
@@ -260,7 +260,7 @@ def test_a_command_that_trusts_its_files_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch, damage: str, order: int, bug: str, kind: str, what: str
 ) -> None:
     """The same damage without the bug does nothing."""
-    monkeypatch.setattr(Conductor, "_lanes", 1)
+    monkeypatch.setattr(Conductor, "lanes", 1)
     monkeypatch.setattr(inputs, "PROGRAM", ("-c", _ATTACKED.format(damage=damage, order=order, bug=bug)))
     failures = run("inputs", 2)["failures"]
     assert [(failure["seed"], failure["kind"]) for failure in failures] == [(seed_after(1, 1), kind)]

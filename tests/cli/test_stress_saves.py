@@ -40,7 +40,7 @@ saver.main(Path(sys.argv[1]))
 def test_a_planted_bug_is_found(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str, kind: str, what: str
 ) -> None:
-    monkeypatch.setattr(saves, "_PROGRAM", ("-c", _PLANTED.format(bug=bug)))
+    monkeypatch.setattr(saves, "PROGRAM", ("-c", _PLANTED.format(bug=bug)))
     report = tmp_path / "report.json"
     words = ("--scenario", "saves", "--rounds", 1, "--seed", 1, "--spill", tmp_path, "--report", report)
     assert program("stress", *words)[0] == 1

@@ -50,7 +50,7 @@ def test_a_planted_bug_is_found(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, bug: str, kind: str, what: str
 ) -> None:
     """Four rounds: in one of them the first signal comes while steps are done."""
-    monkeypatch.setattr(signals, "_PROGRAM", ("-c", _PLANTED.format(apart=apart, bug=bug)))
+    monkeypatch.setattr(signals, "PROGRAM", ("-c", _PLANTED.format(apart=apart, bug=bug)))
     report = tmp_path / "report.json"
     words = ("--scenario", "signals", "--rounds", 4, "--seed", 1, "--spill", tmp_path, "--report", report)
     assert program("stress", *words)[0] == 1

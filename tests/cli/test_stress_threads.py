@@ -45,10 +45,10 @@ def test_an_engine_that_asks_for_a_thread_as_it_closes_is_found(
 def test_a_training_in_a_pids_cgroup_ends_well_or_with_one_line(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with threads._pids_group(9) as group:
+    with threads.pids_group(9) as group:
         if group is None:
             pytest.skip("this machine lets nobody here make a pids cgroup")
-    monkeypatch.setattr(threads, "_BY_KERNEL", 1.0)
+    monkeypatch.setattr(threads, "BY_KERNEL", 1.0)
     status, found = stress(program, tmp_path, 2)
     assert (status, found["failures"]) == (0, [])
     assert found["survived"] + found["reported"] == found["faulted"] == 2

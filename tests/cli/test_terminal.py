@@ -20,7 +20,6 @@ import pytest
 
 from asynctile.cli.corpus import prepare_tokenizer
 from asynctile.cli.display import PlainDisplay, open_display
-from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import Output, complain, console_on, one_line, printable, say
 from tests.cli.conftest import Program
@@ -160,7 +159,7 @@ def test_a_run_whose_output_is_lost_finishes_its_step_saves_and_says_so(
 def test_a_stopped_run_waits_for_its_writer_before_it_removes_the_folder(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    discard, asked, written = RunFolder.discard_unless_begun, Interrupt._answer, []
+    discard, note, written = RunFolder.discard_unless_begun, PlainDisplay.note, []
     cancelled: Future[asyncio.AbstractEventLoop] = Future()
 
     def slowly(options: Any, folder: RunFolder) -> Any:
@@ -169,16 +168,17 @@ def test_a_stopped_run_waits_for_its_writer_before_it_removes_the_folder(
         written.append(folder)
         return prepare_tokenizer(options, folder)
 
-    def ask(self: Interrupt) -> None:
-        asked(self)
-        cancelled.set_result(asyncio.get_running_loop())
+    def noted(self: PlainDisplay, text: str) -> None:
+        note(self, text)
+        if text.startswith("stopping"):  # the work is cancelled in the same turn of the loop
+            cancelled.set_result(asyncio.get_running_loop())
 
     def discarding(self: RunFolder) -> None:
         assert written, "a thread is still to write"
         discard(self)
 
     monkeypatch.setattr("asynctile.cli.train.prepare_tokenizer", slowly)
-    monkeypatch.setattr(Interrupt, "_answer", ask)
+    monkeypatch.setattr(PlainDisplay, "note", noted)
     monkeypatch.setattr(RunFolder, "discard_unless_begun", discarding)
     status, out, _ = train("--out", tmp_path / "run")
     assert status == 130 and "nothing was changed" in out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -12,9 +11,11 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
+from asynctile.cli.display import PlainDisplay
 from asynctile.cli.session import Session
 from asynctile.measure import trace_file
 from tests.cli.conftest import Program
+from tests.measure.full_disk import fill_disk
 from tests.measure.trace_format import problems
 
 FAST = ("--validate-every", 100, "--validation-tokens", 128)
@@ -62,13 +63,10 @@ def test_a_full_disk_ends_the_trace_with_a_sentence_and_changes_no_loss(
     plain, run = tmp_path / "plain", tmp_path / "run"
     assert train("--out", plain, *FAST)[0] == 0
 
-    def full(descriptor: int, text: bytes, offset: int, path: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-
     append = trace_file.TraceFile.append
 
     def full_from_now_on(*args: Any) -> None:
-        monkeypatch.setattr(trace_file, "_pwrite", full)
+        fill_disk(monkeypatch, 0)
         append(*args)
 
     monkeypatch.setattr(trace_file.TraceFile, "append", full_from_now_on)
@@ -126,14 +124,14 @@ def test_a_trace_that_cannot_be_written_at_its_step_is_reported_and_the_run_goes
 
 
 def test_a_trace_cut_off_by_a_signal_can_be_opened(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Session._step
+    show = PlainDisplay.step
 
-    async def interrupted(session: Session) -> None:
-        await step(session)
-        if session.trainer.step_count == 3:
+    def shown(self: PlainDisplay, report: Any) -> None:
+        show(self, report)
+        if report.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Session, "_step", interrupted)
+    monkeypatch.setattr(PlainDisplay, "step", shown)
     assert train("--out", tmp_path / "run", "--trace", tmp_path / "t.json", *FAST)[0] == 130
     assert traced_steps(tmp_path / "t.json")[:3] == ["step 1", "step 2", "step 3"]
 

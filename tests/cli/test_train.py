@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from asynctile.cli.display import PlainDisplay
-from asynctile.cli.session import Session
 from asynctile.layers.model import model_state_of
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
@@ -98,16 +97,13 @@ def test_a_run_killed_after_its_checkpoint_resumes_from_it(
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train("--out", whole)[0] == 0
 
-    async def killed(session: Session) -> None:
-        while session.trainer.step_count < 5:
-            await session._step()
-            if session.trainer.step_count == 3:
-                await session._save()
-        raise OSError("the machine went away")
+    def killed(_: PlainDisplay, report: Any) -> None:
+        if report.step == 5:
+            raise OSError("the machine went away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "run", killed)
-        assert train("--out", run)[0] == 2
+        patch.setattr(PlainDisplay, "step", killed)
+        assert train("--out", run, "--save-every", 3)[0] == 2
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')
     assert train("--out", run)[0] == 2  # not without --resume

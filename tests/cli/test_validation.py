@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from asynctile.callbacks import Callbacks
 from asynctile.cli.options import Options
 from asynctile.cli.sample import MOST_CHARACTERS
 from asynctile.cli.session import Session
@@ -101,13 +102,18 @@ def test_every_validation_is_a_line_on_the_same_tokens_and_the_best_model_is_kep
 def test_a_torn_model_names_a_checkpoint_and_not_the_best_model_to_resume_from(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, named = Session._save_best, []
+    run_session, sessions, named = Session.run, [], []
 
-    async def saving(self: Session, step: int) -> None:
-        await save(self, step)
-        named.append((step, self.trainer.model.last_checkpoint))
+    async def running(self: Session) -> None:
+        sessions.append(self)
+        await run_session(self)
 
-    monkeypatch.setattr(Session, "_save_best", saving)
+    async def saved(_: Callbacks, step: int, path: Path) -> None:
+        if path.name == "best":
+            named.append((step, sessions[0].trainer.model.last_checkpoint))
+
+    monkeypatch.setattr(Session, "run", running)
+    monkeypatch.setattr(Callbacks, "saved", saved)
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 3, "--lr", 0.01, "--validate-every", 1, "--save-every", 2)[0] == 0
     assert named == [(1, None), (2, None), (3, str(run / "checkpoints" / "step-000002"))]

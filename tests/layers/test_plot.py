@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asynctile.layers.curves import read_curves
 from asynctile.layers.labels import labels_of
-from asynctile.layers.plot import _png, loss_curve
+from asynctile.layers.plot import loss_curve, png
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -92,7 +92,7 @@ def test_a_mark_never_sets_the_axis_of_matplotlib(metrics, tmp_path):
     ends = set()
     for mark in (None, 2.4, 0.01, 99.0):
         figure = figures.Figure()
-        _png(read_curves(metrics, mark), figure)
+        png(read_curves(metrics, mark), figure)
         ends.add(figure.axes[0].get_ylim())
     assert len(ends) == 1
 

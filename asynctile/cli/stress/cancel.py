@@ -32,14 +32,15 @@ _TURNS = 40
 async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
     with thrown_away() as ignored:
-        await round.chance.choices(list(_PLAYS), list(_PLAYS.values()))[0](round)
+        await round.chance.choices(list(PLAYS), list(PLAYS.values()))[0](round)
         gc.collect()
     if ignored:
         raise Finding("failed", f"coroutines that were discarded with their loop failed: {'; '.join(ignored)}")
     return True
 
 
-async def _program(round: Round) -> None:
+async def play_program(round: Round) -> None:
+    """Disturb the runs of a program."""
     work = write_program(round.chance)
     expected = work.interpret(work.values)
     place = draw_place(round.chance, work.demand)
@@ -57,7 +58,8 @@ async def _program(round: Round) -> None:
         await work.release(engine)
 
 
-async def _train(round: Round) -> None:
+async def play_training(round: Round) -> None:
+    """Disturb the steps of a training."""
     recipe = draw_recipe(round.chance)
     states, _ = await round.course.follow(recipe, _STEPS)
     place = draw_training_place(round.chance, recipe)
@@ -99,4 +101,5 @@ async def _disturb(round: Round, place: EngineSetup, name: str, call: Call, usua
     return landed
 
 
-_PLAYS = {_train: 2, _program: 2, play_calls: 4, play_lives: 2}
+#: Plays of a round, with the weight of each in the draw.
+PLAYS = {play_training: 2, play_program: 2, play_calls: 4, play_lives: 2}

@@ -34,7 +34,8 @@ __all__ = ["Conductor"]
 
 #: A round takes a second at most. A round that takes this long hangs where the engine's watchdog does not look.
 DEADLINE_S = 120.0
-_PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
+#: Plays a round, by scenario.
+PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
     "random": programs.play, "thrash": thrash.play, "train": train.play, "faults": faults.play, "cancel": cancel.play,
     "truncate": truncate.play, "crawl": crawl.play, "threads": threads.play,
 }  # fmt: skip
@@ -62,7 +63,7 @@ class Conductor:
         self._stopped = stopped
         self._course = Course()
         self._played = dict.fromkeys(settings.scenarios, 0)
-        self._plays = _PLAYS | {"inputs": self._attack}
+        self._plays = PLAYS | {"inputs": self._attack}
         self._attacks: list[Attack] = []
         self._over: set[str] = set()
         self._began_s = time.monotonic()
@@ -71,7 +72,7 @@ class Conductor:
         """Play until the time is over, every scenario has had its rounds, or `stopped` says so."""
         async with AsyncExitStack() as stack:
             if "inputs" in self._played:
-                for lane in range(self._lanes):
+                for lane in range(self.lanes):
                     self._attacks.append(await stack.enter_async_context(Attack(self.folder / f"inputs-{lane}")))
             names = [name for name in _BESIDE if name in self._played]
             partners = [_BESIDE[name](self.folder / name) for name in names]
@@ -92,7 +93,7 @@ class Conductor:
                 task.result()
 
     @property
-    def _lanes(self) -> int:
+    def lanes(self) -> int:
         """The number of rounds at the same time: one, except where single-threaded processes do all the work."""
         return len(os.sched_getaffinity(0)) if self.settings.scenarios == ("inputs",) else 1
 
@@ -126,7 +127,7 @@ class Conductor:
 
     async def _take_turns(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._lanes):
+            for _ in range(self.lanes):
                 group.create_task(self._take_turn_after_turn())
 
     async def _take_turn_after_turn(self) -> None:

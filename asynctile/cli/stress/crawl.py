@@ -28,9 +28,9 @@ from asynctile.storage.faults import Faults
 
 __all__ = ["play"]
 
-_STEPS, _CANCELLED = 4, 0.3
+STEPS, _CANCELLED = 4, 0.3
 #: Seconds: added to a transfer; of a crawl; between two crawls.
-_DELAYS_S, _CRAWLS_S, _WELL_S = (0.002, 0.01, 0.05, 0.2, 0.4), (0.1, 0.6), (0.01, 0.2)
+DELAYS_S, _CRAWLS_S, _WELL_S = (0.002, 0.01, 0.05, 0.2, 0.4), (0.1, 0.6), (0.01, 0.2)
 #: Longest time, in seconds, before a step is cancelled or its engine closed.
 _MOMENT_S = 0.5
 #: Patience of the watchdog: longer than a transfer takes, even on a busy disk; shorter than a training may take.
@@ -43,7 +43,7 @@ async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
     recipe, faults = draw_recipe(round.chance), Faults(round.chance.getrandbits(32))
     place = draw_training_place(round.chance, recipe, spill=True)
-    states, _ = await round.course.follow(recipe, _STEPS)
+    states, _ = await round.course.follow(recipe, STEPS)
     coming = asyncio.create_task(_come_and_go(round, faults))
     try:
         await _train(round, recipe, place, faults, states)
@@ -62,7 +62,7 @@ async def _come_and_go(round: Round, faults: Faults) -> None:
     chance = round.chance
     while True:
         await asyncio.sleep(chance.uniform(*_WELL_S))
-        faults.delay_s = chance.choice(_DELAYS_S)
+        faults.delay_s = chance.choice(DELAYS_S)
         faults.arm("slow", lasting=True)
         await asyncio.sleep(chance.uniform(*_CRAWLS_S))
         faults.disarm()
@@ -72,7 +72,7 @@ async def _train(round: Round, recipe: Recipe, place: EngineSetup, faults: Fault
     """Do all steps and cancel some of them."""
     async with round.engine(place, wrap_spill=faults.wrap, watchdog=WATCHDOG_S) as engine:
         trainer = await new_trainer(engine, recipe, place.update, round.tally)
-        while trainer.step_count < _STEPS:
+        while trainer.step_count < STEPS:
             step = asyncio.create_task(trainer.step(*batch(trainer.step_count + 1)))
             if round.chance.random() < _CANCELLED:
                 await asyncio.wait([step], timeout=round.chance.uniform(0, _MOMENT_S))
@@ -81,7 +81,7 @@ async def _train(round: Round, recipe: Recipe, place: EngineSetup, faults: Fault
                 round.tally.cancellations += step.cancelled()
             else:
                 await step
-        expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS} on a slow disk")
+        expect_state(await state_of(trainer), states[STEPS], f"after step {STEPS} on a slow disk")
         await trainer.model.release()
 
 

@@ -38,7 +38,8 @@ from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults
 
 __all__ = ["is_named", "play"]
 
-_TRAINED, _LASTING = 0.2, 0.3
+#: Shares of the rounds that train, and of the faults that last.
+TRAINED, _LASTING = 0.2, 0.3
 _STEPS, _SAVED = 5, (2, 4)
 #: The tile, what failed, the tier, the file and the offset.
 _SENTENCE = re.compile(r"tile \S+: cannot (read|write) .+ in the spill tier, spill file in .+, offset \d+: ")
@@ -91,7 +92,7 @@ async def play(round: Round) -> bool:
     """Play a round. Every round counts, even if its fault met no transfer."""
     trial = _Trial(round)
     try:
-        await (_train(trial) if round.chance.random() < _TRAINED else _program(trial))
+        await (_train(trial) if round.chance.random() < TRAINED else _program(trial))
     finally:
         round.tally.injected.update(trial.faults.injected)
         round.tally.faulted += bool(trial.faults.injected)

@@ -13,14 +13,14 @@ from asynctile.cli.stress.tally import Tally
 
 __all__ = ["Killer"]
 
-_PROGRAM = ("-m", "asynctile.cli.stress.killer")
+PROGRAM = ("-m", "asynctile.cli.stress.killer")
 
 
 class Killer(Partner):
     """The killing process, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("the process that kills", _PROGRAM, folder)
+        super().__init__("the process that kills", PROGRAM, folder)
 
     async def play(self, seed: int, tally: Tally) -> None:
         """Play a round of at least one kill, with the training to its end.

@@ -100,7 +100,7 @@ class Disturber:
         try:
             landed = await disturbed(self.calls.all[name], how, reached)
         except (BudgetError, ExceptionGroup) as error:
-            if not (may_be_refused and _is_refusal(error)):
+            if not (may_be_refused and is_refusal(error)):
                 raise
             return "refused"
         if landed in (Landed.AFTER, Landed.NEVER):
@@ -110,7 +110,7 @@ class Disturber:
         return f"{how.how}, {landed}"
 
 
-def _is_refusal(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Return whether an error, or every error of a group, is a BudgetError."""
     return isinstance(error, BudgetError) or (isinstance(error, ExceptionGroup) and error.split(BudgetError)[1] is None)
 

@@ -13,14 +13,14 @@ from asynctile.cli.stress.tally import Tally
 
 __all__ = ["Saves"]
 
-_PROGRAM = ("-m", "asynctile.cli.stress.saver")
+PROGRAM = ("-m", "asynctile.cli.stress.saver")
 
 
 class Saves(Partner):
     """The process that kills saves, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("the process that kills saves", _PROGRAM, folder)
+        super().__init__("the process that kills saves", PROGRAM, folder)
 
     async def play(self, seed: int, tally: Tally) -> None:
         """Play a round over every call of a save. Finding if a kill leaves neither the old checkpoint nor the new one."""

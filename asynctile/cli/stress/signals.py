@@ -13,14 +13,14 @@ from asynctile.cli.stress.tally import Tally
 
 __all__ = ["Signals"]
 
-_PROGRAM = ("-m", "asynctile.cli.stress.signaller")
+PROGRAM = ("-m", "asynctile.cli.stress.signaller")
 
 
 class Signals(Partner):
     """The process that sends signals, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("the process that sends signals", _PROGRAM, folder)
+        super().__init__("the process that sends signals", PROGRAM, folder)
 
     async def play(self, seed: int, tally: Tally) -> None:
         """Play a round of one pair of signals, with the training to its end.

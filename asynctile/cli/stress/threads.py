@@ -30,7 +30,7 @@ _STEPS = 4
 #: More threads than an engine asks for in a round.
 _MOST = 40
 #: Share of the rounds that start a program in a pids cgroup.
-_BY_KERNEL = 0.03
+BY_KERNEL = 0.03
 _GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
 _TRAIN = ("train", "--data", "text.txt", "--steps", "3", "--batch-size", "2", "--seq-len", "16", "--out", "run")
 _PATIENCE_S = 100.0
@@ -38,8 +38,8 @@ _PATIENCE_S = 100.0
 
 async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
-    if round.chance.random() < _BY_KERNEL:
-        with _pids_group(round.chance.randint(1, _MOST)) as group:
+    if round.chance.random() < BY_KERNEL:
+        with pids_group(round.chance.randint(1, _MOST)) as group:
             if group is not None:
                 await _train_in(group, round)
                 return True
@@ -86,7 +86,7 @@ async def _train(round: Round, recipe: Recipe, place: EngineSetup) -> None:
 
 
 @contextmanager
-def _pids_group(most: int) -> Iterator[Path | None]:
+def pids_group(most: int) -> Iterator[Path | None]:
     """Make a group of at most `most` threads and yield the file that processes join by; None if this process may make none."""
     for root in _GROUPS:
         group = root / f"asynctile-stress-{os.getpid()}"

@@ -31,7 +31,7 @@ _SHAPES: tuple[list[int], ...] = ([1] * 300_000, [2] * 100_000, [10**18] * 5, [0
 _BROKEN = ("01", "'x'", "[" * 5000)
 #: Replacements of any value or name: JSON, Python's dialect of JSON, or neither.
 ODD = (*_OTHERS, *_NUMBERS, *map(str, _ENORMOUS), *map(json.dumps, (*_TEXTS, *_DTYPES)), *_BROKEN)
-_MANY = 400_000
+MANY = 400_000
 
 
 def is_document(site: Site) -> bool:
@@ -141,7 +141,7 @@ def longer(site: Site) -> None:
     slots = list(_slots(document.value))
     holder, key = site.chance.choice([slot for slot in slots if isinstance(slot[0][slot[1]], list)] or slots)
     values = holder[key] if isinstance(holder[key], list) else [holder[key]]
-    holder[key] = [*islice(cycle(values), min(len(values) * site.chance.choice((2, 30, 1000)), _MANY)), _HOLE]
+    holder[key] = [*islice(cycle(values), min(len(values) * site.chance.choice((2, 30, 1000)), MANY)), _HOLE]
     document.write(site, site.chance.choice(ODD))
 
 
@@ -156,7 +156,7 @@ def many(site: Site) -> None:
         holder, entry = holders[0]["weight_map"], None
     else:
         entry = "1"
-    rows = (f'"k{i}":{entry or f"{chr(34)}s{i}.safetensors{chr(34)}"}' for i in range(_MANY))
+    rows = (f'"k{i}":{entry or f"{chr(34)}s{i}.safetensors{chr(34)}"}' for i in range(MANY))
     holder[_HOLE] = 0
     text = json.dumps(document.value).replace(f"{json.dumps(_HOLE)}: 0", ",".join(rows)).encode()
     length = len(text).to_bytes(8, "little") if document.header else b""
