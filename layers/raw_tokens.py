@@ -19,7 +19,7 @@ __all__ = ["SUFFIX", "RawTokens"]
 SUFFIX = ".bin"
 _DTYPE = np.dtype(np.uint16)
 #: how many ids are checked at once
-_PIECE = 1 << 22
+PIECE = 1 << 22
 
 
 class RawTokens:
@@ -59,8 +59,8 @@ class RawTokens:
 
 
 def _check_ids(found: TokenFile, vocab_size: int, progress: Progress | None) -> None:
-    for start in range(0, len(found), _PIECE):
-        ids = found[start : start + _PIECE]
+    for start in range(0, len(found), PIECE):
+        ids = found[start : start + PIECE]
         if ids.max() >= vocab_size:
             place = int(np.argmax(ids >= vocab_size))
             raise ValueError(f"data {found.path} has the token {ids[place]} at byte {(start + place) * _DTYPE.itemsize:,}, but "

@@ -40,7 +40,7 @@ else:
     print("sound")
 """
 #: The time limit of a trial. A tokenizer of a million tokens takes some seconds.
-_PATIENCE_S = 120
+PATIENCE_S = 120
 
 
 def refusal(content: bytes) -> str | None:
@@ -50,10 +50,10 @@ def refusal(content: bytes) -> str | None:
         return None
     try:
         done = subprocess.run([python, "-I", "-S", "-c", _TRIAL, *sys.path], input=content, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, env=os.environ | {"RUST_BACKTRACE": "0"}, timeout=_PATIENCE_S,
+                              stderr=subprocess.DEVNULL, env=os.environ | {"RUST_BACKTRACE": "0"}, timeout=PATIENCE_S,
                               check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"the library needs more than {_PATIENCE_S} s to read it"
+        return f"the library needs more than {PATIENCE_S} s to read it"
     except OSError:
         return None
     answer = done.stdout.decode("ascii", "replace").strip()

@@ -60,7 +60,7 @@ class Interpreter:
         numbers = np.full(len(program.numbers) + 1, np.nan)
         for entry in program.entries:
             if isinstance(entry, Operation):
-                self._execute(entry, arrays, numbers)
+                self.execute(entry, arrays, numbers)
             elif isinstance(entry, Fetch):
                 assert outputs is not None, f"nowhere to put {entry.key}"
                 target = outputs[entry.key][entry.index]
@@ -68,7 +68,7 @@ class Interpreter:
         assert not np.isnan(numbers[:-1]).any(), "a number was reserved and never reported"
         return dict(zip(program.numbers, numbers[:-1].tolist(), strict=True))
 
-    def _execute(self, operation: Operation, arrays: dict[Tile, Array], numbers: Array) -> None:
+    def execute(self, operation: Operation, arrays: dict[Tile, Array], numbers: Array) -> None:
         """Run one operation, and assert that operands which it may only read are unchanged."""
         operands, before = [], []
         for tile, how in zip(operation.operands, operation.access, strict=True):

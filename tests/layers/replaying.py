@@ -79,7 +79,8 @@ async def training(place: dict[str, Any], *, update: str = "device", **options: 
             async def every_other(*_: Any) -> frozenset[Tile]:
                 return frozenset(list(model_state_of(trainer.model).weights())[::2])
 
-            trainer._on_host = every_other  # the choice of "auto" would depend on this machine's speed
+            # The choice of "auto" would depend on this machine's speed, and be no choice where everything fits.
+            trainer._on_host = every_other
         yield engine, trainer
 
 

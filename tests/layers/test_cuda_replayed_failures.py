@@ -14,8 +14,7 @@ import pytest
 from asynctile import DeviceError, TierError, TornModelError
 from asynctile.errors import AsynctileError
 from asynctile.kernels import cpu as cpu_kernels
-from asynctile.repeat.transfers import Transfers
-from asynctile.schedule.schedule import DISK
+from asynctile.memory.spill_link import SpillLink
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.inside_engine import device_of
 from tests.layers.replaying import Once, by_coroutines, place_of, training
@@ -38,7 +37,7 @@ class Reads(Faults):
 async def test_a_read_that_fails_before_the_updates_leaves_the_model_unchanged(
     options: dict[str, Any], soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
+    monkeypatch.setattr("asynctile.storage.spill.PAUSES_S", (0.001,))
     expected = await by_coroutines(soft_gpu.opened, **options)
     soft_gpu(seed=5)
     faults = Faults()
@@ -58,19 +57,17 @@ async def test_a_failed_read_leaves_zeros_for_later_graphs_because_zeros_are_val
     soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[bool] = []
-    begin = Transfers.begin
+    carry = SpillLink.carry
 
-    def watched(transfers: Any, entry: int, told: Any, after: Any = ()) -> Any:
-        one = transfers._schedule.entries[entry]
-
+    def watched(link: Any, tile: Any, block: Any, pages: Any, writes: bool, told: Any = bool, after: Any = ()) -> Any:
         def tell(error: BaseException | None) -> None:
-            if error is not None and one.places[0].tier != DISK:
-                left.append(bool(transfers._link.pages(transfers._slots[one.places[0]], one.what).any()))
             told(error)
+            if error is not None and not writes:
+                left.append(bool(pages.any()))
 
-        return begin(transfers, entry, tell, after)
+        return carry(link, tile, block, pages, writes, tell, after)
 
-    monkeypatch.setattr(Transfers, "begin", watched)
+    monkeypatch.setattr(SpillLink, "carry", watched)
     faults = Faults()
     async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (_, trainer):
         await played(trainer, 0, 1, 2)

@@ -217,11 +217,13 @@ async def test_true_and_false_ignore_the_caps() -> None:
 
 
 async def test_choices_are_forgotten_like_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, arrange = [], keeping.arrange
     monkeypatch.setattr(keeping, "PROGRAMS", 3)
+    monkeypatch.setattr(keeping, "arrange", lambda *args, **more: chosen.append(args[1].length) or arrange(*args, **more))
     async with training("cpu") as trainer:
         tokens, targets = DEEP.batch_of_tokens()
         for length in (1, 2, 3, 4, 3, 1):
             await trainer.gradients(tokens[:, :length], targets[:, :length])
-            assert len(trainer._keeping._chosen) <= 3
+    assert chosen == [1, 2, 3, 4, 1]
 
 

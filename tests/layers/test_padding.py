@@ -49,12 +49,12 @@ class Spoiling(Interpreter):
         super().__init__(arrays)
         self._cut = cut
 
-    def _execute(self, operation: Operation, arrays: dict[Tile, Any], numbers: Any) -> None:
+    def execute(self, operation: Operation, arrays: dict[Tile, Any], numbers: Any) -> None:
         if operation.kernel.startswith(("adamw", "sum_squares", "cross_entropy")):
             for tile in operation.operands:
                 if tile in arrays:
                     self._spoil(tile.name, arrays[tile])
-        super()._execute(operation, arrays, numbers)
+        super().execute(operation, arrays, numbers)
 
     def _spoil(self, name: str, array: Any) -> None:
         large = to_bf16(np.array(1e15, np.float32)) if array.dtype == BF16 else 1e15

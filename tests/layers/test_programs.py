@@ -99,7 +99,7 @@ async def test_a_program_dropped_while_it_runs_ends_well_and_then_goes_completel
         async def drop_and_start(program: Program, *args: Any) -> Any:
             run = await start(program, *args)
             if len(seen) == 3:
-                model_state_of(model).programs._kept.clear()
+                model_state_of(model).programs = Programs()
                 gc.collect()
                 assert forgotten == [], "graphs that run are held"
             seen.append(weakref.ref(program))

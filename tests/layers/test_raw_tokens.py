@@ -74,7 +74,7 @@ def test_a_record_with_a_damaged_time_is_reported_like_a_change(path: Path, tmp_
 @pytest.mark.parametrize("place", [0, 6, 7, 999])
 def test_an_id_outside_the_tokenizers_vocabulary_is_named_with_its_position(path: Path, tmp_path: Path, place: int,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_tokens, "_PIECE", 7)
+    monkeypatch.setattr(raw_tokens, "PIECE", 7)
     ids = np.fromfile(path, np.uint16)
     ids[place:] = 256
     ids.tofile(path)

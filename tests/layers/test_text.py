@@ -9,6 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -229,7 +230,7 @@ def test_an_end_token_or_a_blank_line_separates_documents_and_nothing_joins_them
     expected = joined[0] + joined[1] + blank + joined[2] + blank + joined[3] + blank + joined[4]
     assert source.tokens(bpe, tmp_path / "2")[:].tolist() == expected
 
-    raw = bpe._tokenizer
+    raw = tokenizers.Tokenizer.from_str(bpe.to_json().decode())
     raw.add_special_tokens(["<|endoftext|>"])
     ending = HuggingFaceTokenizer(raw)
     end = [ending.special["<|endoftext|>"]]

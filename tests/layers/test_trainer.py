@@ -38,7 +38,7 @@ from tests.layers.training import (
     lively,
     moments_of,
 )  # fmt: skip
-from tests.settle import HANG_S
+from tests.settle import HANG_S, until
 
 SMALL_DEVICE = {"device": "emulated", "device_memory": NARROW.config.states_nbytes // 6}
 #: Without evictions, with evictions in flight, and with updates in RAM.
@@ -750,13 +750,11 @@ async def test_a_run_keeps_its_batch_when_a_step_of_another_counts_meanwhile() -
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
         run = trainer.run(iter(BATCHES[1:2]))
-        assert (await run._feed.take()) is BATCHES[1]
-        run._batch = BATCHES[1]  # taken, and its step not begun
         hang = Hang(engine, "adamw", 1)
         other = asyncio.ensure_future(trainer.step(*BATCHES[0]))
         await hang.reached()
         mine = asyncio.ensure_future(anext(run))
-        await settle(engine)
+        await until(lambda: model_state_of(trainer.model).changing.waiting)  # the batch is taken, and its step not begun
         mine.cancel()
         hang.release()
         await other
@@ -767,23 +765,28 @@ async def test_a_run_keeps_its_batch_when_a_step_of_another_counts_meanwhile() -
     assert_same_tensors(found, await uninterrupted(2))
 
 
-async def test_the_thread_of_a_run_ends_with_its_batches_its_steps_or_the_engine() -> None:
-    def thread(run: Any) -> threading.Thread:
-        return run._feed._thread
+def run_and_thread(trainer: Trainer, steps: int | None) -> tuple[Any, threading.Thread]:
+    """Begin a run and return it with the thread that advances its batches."""
+    before = {*threading.enumerate()}
+    run = trainer.run(list(BATCHES[:2]), steps=steps)
+    (thread,) = {*threading.enumerate()} - before
+    return run, thread
 
+
+async def test_the_thread_of_a_run_ends_with_its_batches_its_steps_or_the_engine() -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
-        whole, some, begun = (trainer.run(list(BATCHES[:2]), steps=steps) for steps in (None, 1, None))
+        (whole, its), (some, other), (begun, last) = [run_and_thread(trainer, steps) for steps in (None, 1, None)]
         assert [report.step async for report in whole] == [1, 2]
         assert [report.step async for report in some] == [3]
-        for run in (whole, some):
-            thread(run).join(HANG_S)
-            assert not thread(run).is_alive()
+        for run, thread in ((whole, its), (some, other)):
+            thread.join(HANG_S)
+            assert not thread.is_alive()
             with pytest.raises(StopAsyncIteration):
                 await anext(run)
         await anext(begun)
-        assert thread(begun).is_alive()
-    assert not thread(begun).is_alive()
+        assert last.is_alive()
+    assert not last.is_alive()
     with pytest.raises(StopAsyncIteration):
         await anext(begun)
 

@@ -128,7 +128,7 @@ async def test_no_mixture_changes_a_bit(
         mixture[:] = mixture or [index for index in range(len(weights)) if chance.random() < (0.1, 0.5, 0.9)[seed % 3]]
         return frozenset(weights[index] for index in mixture)
 
-    monkeypatch.setattr(Trainer, "_on_host", drawn)
+    monkeypatch.setattr(Trainer, "_on_host", drawn)  # no argument of a Trainer places single tiles
     options: dict[str, Any] = {"device_memory": STATES // 4}
     if seed % 2:
         options |= {"host_memory": STATES // 3, "spill": tmp_path}

@@ -81,7 +81,7 @@ def test_generate_of_transformers_uses_the_same_order() -> None:
     model = transformers.GPT2LMHeadModel(config)
     given = transformers.GenerationConfig(
         do_sample=True, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.2, max_length=8)  # fmt: skip
-    found = model._get_logits_processor(given, input_ids_seq_length=1)
+    found = model._get_logits_processor(given, input_ids_seq_length=1)  # generate itself does not tell them
     assert [type(one) for one in found] == [
         theirs.RepetitionPenaltyLogitsProcessor, theirs.TemperatureLogitsWarper, theirs.TopKLogitsWarper,
         theirs.TopPLogitsWarper, theirs.MinPLogitsWarper]  # fmt: skip
