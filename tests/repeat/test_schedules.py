@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynctile import AsynctileError, TierError
+from asynctile import AsynctileError, Engine, TierError
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.layers import Trainer
+from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import model_state_of
 from asynctile.ops import fill
+from asynctile.repeat.bound import Bound
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.schedules import MOST_FETCHED
 from asynctile.share import Share, runtime_of
 from asynctile.storage.tile import Tile
-from tests.inside_engine import schedule_of
+from tests.inside_engine import device_of, schedule_of
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, states_of, training
 from tests.settle import HANG_S, settle
@@ -79,6 +81,33 @@ async def test_a_run_without_one_of_its_inputs_is_refused_even_if_earlier_runs_w
         assert flags[-1], "the last time it would have been played again"
 
 
+def runs_of(engine: Engine) -> list[Any]:
+    """Return a list that gets every run from now on."""
+    runs, start = [], runtime_of(engine).start
+
+    async def seen(*args: Any) -> Any:
+        runs.append(await start(*args))
+        return runs[-1]
+
+    runtime_of(engine).start = seen  # type: ignore[method-assign]
+    return runs
+
+
+def memory_for_results(engine: Engine, nbytes: int) -> list[np.ndarray]:
+    """Return a list that gets the memory of this size that played programs fetch to."""
+    made, device = [], device_of(engine)
+    numbers = device.numbers
+
+    def noted(count: int) -> np.ndarray:
+        found = numbers(count)
+        if count == nbytes // 8:
+            made.append(found)
+        return found
+
+    device.numbers = noted
+    return made
+
+
 async def test_a_program_with_large_results_is_not_played_and_needs_no_memory_beyond_the_caps(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,27 +115,15 @@ async def test_a_program_with_large_results_is_not_played_and_needs_no_memory_be
         expected = [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:3]]
     monkeypatch.setattr("asynctile.repeat.schedules.MOST_FETCHED", 100)
     async with training(place) as (engine, trainer):
-        runs, start = [], runtime_of(engine).start
-
-        async def seen(*args: Any) -> Any:
-            runs.append(await start(*args))
-            return runs[-1]
-
-        runtime_of(engine).start = seen  # type: ignore[method-assign]
+        runs, memory = runs_of(engine), memory_for_results(engine, 100)
         assert [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:3]] == expected
         assert [run.played for run in runs] == [False] * 3
-        assert not runtime_of(engine).schedules._results.nbytes
+        assert not memory
 
 
 async def test_fetched_results_are_those_of_coroutines(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
-        runs, start = [], runtime_of(engine).start
-
-        async def seen(*args: Any) -> Any:
-            runs.append(await start(*args))
-            return runs[-1]
-
-        runtime_of(engine).start = seen  # type: ignore[method-assign]
+        runs = runs_of(engine)
         found = [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:4]]
         before = engine.statistics()
         assert (await trainer.model.logits(BATCHES[3][0])).tobytes() == found[3]
@@ -120,15 +137,13 @@ async def test_fetched_results_are_those_of_coroutines(place: dict[str, Any]) ->
 async def test_results_of_all_played_programs_take_no_more_memory_than_those_of_one() -> None:
     async with training({"device": "cpu"}) as (engine, trainer):
         model, tokens = trainer.model, BATCHES[0][0]
+        runs, memory = runs_of(engine), memory_for_results(engine, MOST_FETCHED)
         for length in (2, 3, 4):
             first = (await model.logits(tokens[:, :length])).tobytes()
             for _ in range(2):
                 assert (await model.logits(tokens[:, :length])).tobytes() == first
-        bounds = list(runtime_of(engine).schedules._bounds.values())
-        parts = [part for bound in bounds for part in bound._results]
-        assert len(bounds) == 3 and sum(part.nbytes for part in bounds[-1]._results) > 0
-        assert all(np.may_share_memory(part, runtime_of(engine).schedules._results) for part in parts)
-        assert runtime_of(engine).schedules._results.nbytes == MOST_FETCHED
+        assert [run.played for run in runs] == [False, True, True] * 3
+        assert len(memory) == 1
 
 
 async def test_alternating_programs_are_all_played_if_everything_stays(place: dict[str, Any]) -> None:
@@ -152,16 +167,23 @@ async def test_as_many_bindings_as_schedules_are_kept_and_the_most_recently_play
 ) -> None:
     monkeypatch.setattr("asynctile.repeat.templates.ENTRIES", 0)
     monkeypatch.setattr("asynctile.repeat.templates.FEW", 2)
-    async with training({"device": "cpu"}) as (engine, trainer):
+    made: list[weakref.ref[Bound]] = []
+
+    def noted(*args: Any) -> Bound:
+        bound = Bound(*args)
+        made.append(weakref.ref(bound))
+        return bound
+
+    monkeypatch.setattr("asynctile.repeat.schedules.Bound", noted)
+    async with training({"device": "cpu"}) as (_, trainer):
         assert await played(trainer, 0, 1) == [False, True]
         gone = []
         for length in (2, 3, 4):
             for _ in range(2):
                 await trainer.model.logits(BATCHES[0][0][:, :length])
-            bounds = list(runtime_of(engine).schedules._bounds.values())
-            assert len(bounds) == len(runtime_of(engine).schedules._templates._kept) == 2
-            gone.append(weakref.ref(bounds[-1]))
-            del bounds
+            gone.append(made[-1])
+            gc.collect()
+            assert len([bound for bound in made if bound()]) == 2, "that of the steps and the newest"
             assert await played(trainer, 2) == [True], "it is used between them"
         gc.collect()
         assert [bound() is None for bound in gone] == [True, True, False]
@@ -206,7 +228,9 @@ async def test_a_step_abandoned_while_its_calls_are_laid_out_leaves_no_tile(
 async def test_validations_are_played_after_steps_and_steps_after_validations(place: dict[str, Any]) -> None:
     async def validated(trainer: Trainer, number: int) -> tuple[bool, bytes]:
         engine, model = trainer.model.engine, trainer.model
-        rows, inputs, _ = trainer._inputs(*BATCHES[number])
+        tokens, targets = (np.asarray(part, np.int32) for part in BATCHES[number])
+        rows = model_state_of(model).tiling.rows(*tokens.shape)
+        inputs, _ = loss_inputs(rows, tokens, targets)
         del inputs["scale"]
         program = await model_state_of(model).recorded("loss", rows)
         async with runtime_of(engine).exclusive():

@@ -65,6 +65,7 @@ async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None
     rows = model_state_of(model).tiling.rows(shape.batch, shape.length, shape.micro_batches)
 
     async def job() -> Schedule | None:
+        # only a step itself asks for its program otherwise, and it moves tiles
         program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind))
         async with runtime_of(engine).exclusive():
             await runtime_of(engine).tiers.caps.cut(model_state_of(model).demand(program))
