@@ -49,6 +49,14 @@ ARITHMETIC = {"asynctile.schedule.state", "asynctile.schedule.uses", "asynctile.
 LONGEST = 500
 #: A test's name has fewer characters.
 LONGEST_NAME = 90
+#: Places where tests reach a private member of another object, by file. Each says beside it what would be lost without it.
+REACHED = {
+    "tests/device/test_cublas.py": 1, "tests/docs/test_reference.py": 1, "tests/inside_engine.py": 2,
+    "tests/layers/replaying.py": 1, "tests/layers/test_update_placement.py": 1, "tests/reference/test_sampling.py": 1,
+    "tests/repeat/test_space.py": 2, "tests/run/test_one_path.py": 2,
+}  # fmt: skip
+#: Names that are public in spite of an underscore: those of named tuples, and os._exit.
+PUBLIC_ANYWAY = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 #: Names that more than one class may have. Player is shared on purpose: by the protocol and by the class that implements it.
 SHARED_NAMES = {"Block", "Player", "Recording"}
 
@@ -72,6 +80,9 @@ def sources() -> dict[str, Path]:
 
 SOURCES = sources()
 TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -243,8 +254,39 @@ def test_a_class_name_is_used_once() -> None:
     assert {name for name, count in counts.items() if count > 1} <= SHARED_NAMES
 
 
+def private_reached(tree: ast.AST) -> list[str]:
+    """Return the private members that a test reaches on other objects than its own, also by import and by setattr."""
+    own = {"self", "cls", *(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))}
+    found = set()
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in own):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("getattr", "setattr", "delattr")):
+            texts = [given.value for given in node.args if isinstance(given, ast.Constant) and isinstance(given.value, str)]
+            names = [text.rpartition(".")[2] for text in texts]
+        found |= {(node.lineno, name) for name in names if re.match("_[^_]", name) and name not in PUBLIC_ANYWAY}
+    return [f"{name} in line {line}" for line, name in sorted(found)]
+
+
+def test_tests_reach_private_members_only_in_these_places() -> None:
+    reached = {path.relative_to(ROOT).as_posix(): private_reached(ast.parse(path.read_text())) for path in TESTS}
+    counts = {path: len(found) for path, found in reached.items() if found}
+    grown = {path: reached[path] for path, count in counts.items() if count > REACHED.get(path, 0)}
+    assert not grown, f"ask the public face or the room's contract, or make the name part of it: {grown}"
+    assert counts == REACHED, "there are fewer places now: lower REACHED"
+
+
+def test_the_rule_for_private_members_finds_violations() -> None:
+    for source in ("a._b", "from a import _b", "patch.setattr(a, '_b', 1)", "patch.setattr('a.b._c', 1)", "getattr(a, '_b')"):
+        assert private_reached(ast.parse(source)), source
+    assert not private_reached(ast.parse("class A:\n    def f(self): return self._b, A._c, row._replace(d=1), self.__doc__"))
+
+
 def test_names_of_tests_have_fewer_than_90_characters() -> None:
-    for path in (ROOT / "tests").rglob("*.py"):
+    for path in TESTS:
         names = re.findall(r"def (test_\w+)", path.read_text())
         long = [name for name in names if len(name) >= LONGEST_NAME]
         assert not long, f"{path.relative_to(ROOT)} has tests with names of {LONGEST_NAME} or more characters: {long}"

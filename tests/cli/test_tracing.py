@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,6 @@ import pytest
 
 from asynctile import Engine
 from asynctile.cli.display import PlainDisplay
-from asynctile.cli.session import Session
 from asynctile.measure import trace_file
 from tests.cli.conftest import Program
 from tests.measure.full_disk import fill_disk
@@ -110,14 +110,14 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_first_step(
 def test_a_trace_that_cannot_be_written_at_its_step_is_reported_and_the_run_goes_on(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, folder = Session._step, tmp_path / "folder"
+    show, folder = PlainDisplay.step, tmp_path / "folder"
 
-    async def removed(session: Session) -> None:
-        if session.trainer.step_count == 1:
+    def shown(self: PlainDisplay, report: Any) -> None:
+        show(self, report)
+        if report.step == 1:
             folder.rmdir()
-        await step(session)
 
-    monkeypatch.setattr(Session, "_step", removed)
+    monkeypatch.setattr(PlainDisplay, "step", shown)
     folder.mkdir()
     status, out, err = train("--out", tmp_path / "run", "--trace", folder / "t.json", "--trace-steps", "2:2", *FAST)
     assert (status, err) == (0, "") and "No such file or directory; the run goes on without a trace" in out
