@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,16 +163,22 @@ async def test_rates_are_assumed_where_nothing_can_be_kept_or_measured(
 def test_of_several_engines_without_rates_only_one_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.parent.joinpath(known.FOLDER).mkdir()
     count: list[Rates] = []
+    together = threading.Barrier(8)
 
     def measured() -> Rates:
+        time.sleep(0.05)  # the others come to the lock meanwhile
         count.append(replace(CORES, flops_per_s=float(2 ** (30 + len(count)))))
         return count[-1]
 
     monkeypatch.setattr(known, "measure_cores", measured)
     found: list[Rates] = []
     device = open_device("cpu")
-    ask = partial(known.machine_rates, device, "fp32", None, lambda work: pytest.fail("there is no GPU"))
-    threads = [threading.Thread(target=lambda: found.append(ask())) for _ in range(8)]
+
+    def ask() -> None:
+        together.wait()
+        found.append(known.machine_rates(device, "fp32", None, lambda work: pytest.fail("there is no GPU")))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

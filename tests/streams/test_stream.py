@@ -233,7 +233,7 @@ async def test_closing_runs_work_behind_a_shut_gate(streams, gate):
     gate.set(CLOSED)
     first = streams[0].enqueue((), seen.append, (1,))
     second = streams[0].enqueue((first,), seen.append, (2,))
-    await until(lambda: streams[0].waiting)
+    await until(lambda: len(streams[0].waiting) == 2)
     streams[0].close()
     assert first.done and second.done and seen == [1, 2]
 
