@@ -60,6 +60,10 @@ def copy(source: Array, target: Array) -> None:
     target[:] = source
 
 
+def add(source: Array, target: Array) -> None:
+    target[:] = target.astype(np.float64) + source
+
+
 def fill(target: Array, value: float) -> None:
     target[:] = value
 
@@ -333,7 +337,7 @@ def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: with_bf16(verb)
     for verb in (
-        adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
+        add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
         column_sums, column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
         embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
         gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,

@@ -12,7 +12,7 @@ from asynctile.ops.adamw import adamw, adamw_bf16, sum_squares
 from asynctile.ops.attention import attention, attention_backward, attention_backward_whole, attention_delta
 from asynctile.ops.attention_page import attention_page
 from asynctile.ops.cross_entropy import cross_entropy, cross_entropy_backward
-from asynctile.ops.elementwise import column_sums, column_sums_copy, copy, fill
+from asynctile.ops.elementwise import add, column_sums, column_sums_copy, copy, fill
 from asynctile.ops.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
 from asynctile.ops.gelu import gelu, gelu_and_backward, gelu_backward
 from asynctile.ops.gemm import gemm
@@ -28,7 +28,7 @@ from asynctile.ops.layernorm import (
 )
 
 __all__ = [
-    "adamw", "adamw_bf16", "attention", "attention_backward", "attention_backward_whole", "attention_delta",
+    "add", "adamw", "adamw_bf16", "attention", "attention_backward", "attention_backward_whole", "attention_delta",
     "attention_page", "column_sums", "column_sums_copy", "copy", "cross_entropy", "cross_entropy_backward", "embed_positions",
     "embed_positions_backward", "embed_tokens", "embed_tokens_backward", "fill", "gelu", "gelu_and_backward", "gelu_backward",
     "gemm", "gemm_rows", "layernorm", "layernorm_backward", "layernorm_gradients", "layernorm_stats", "layernorm_sums",

@@ -1,4 +1,4 @@
-"""Small verbs: copy, fill, and the column sums of a bias gradient."""
+"""Small verbs: copy, add, fill, and the column sums of a bias gradient."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ def copy(source: Tile, target: Tile) -> Operation:
     """Set target (U) = source (T), any shape; bf16 is rounded to nearest even. Kernel: copy(source, target)."""
     expect("copy", target, source.shape)
     return Operation("copy", (source, target), "rw")
+
+
+def add(source: Tile, target: Tile) -> Operation:
+    """Add source to target, of the same shape; each element is rounded once. Kernel: add(source, target)."""
+    expect("add", target, source.shape)
+    return Operation("add", (source, target), "ru")
 
 
 def fill(target: Tile, value: float) -> Operation:

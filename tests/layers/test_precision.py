@@ -29,7 +29,7 @@ from tests.layers.test_step import assert_same_bits, determined, distance
 
 #: Operand types that kernels are built for, a letter each: f float32, b bf16, i int32.
 ALLOWED = {
-    "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
+    "add": "ff", "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
     "attention": "fffff bbbbf", "attention_delta": "fff bbf", "attention_backward": "fffffffff bbbbffbbb",
     "attention_backward_whole": "ffffffffff bbbbbffbbb",
     "column_sums": "ff bf", "column_sums_copy": "ffb", "fill": "f b",

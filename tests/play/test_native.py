@@ -48,6 +48,7 @@ def examples():
     yield "adamw", [*rows, np.abs(rows[1]), np.abs(random(9, 9))], (False, 2), True
     yield "sum_squares", [rows[0]], (2,), True
     yield "copy", rows[:2], (), False
+    yield "add", rows[:2], (), False
     yield "fill", rows[:1], (-0.25,), False
 
 

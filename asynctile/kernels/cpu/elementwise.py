@@ -1,4 +1,4 @@
-"""Copy, fill and column sums. The contracts are in asynctile/ops/elementwise.py."""
+"""Copy, add, fill and column sums. The contracts are in asynctile/ops/elementwise.py."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def copy(source: Any, target: Any) -> None:
     x, y = source.reshape(-1), target.reshape(-1)
     for i in range(x.size):
         y[i] = x[i]
+
+
+@kernel((ROW, ROW), (TILE, TILE))
+def add(source: Any, target: Any) -> None:
+    """target += source."""
+    x, y = source.reshape(-1), target.reshape(-1)
+    for i in range(x.size):
+        y[i] += x[i]
 
 
 @kernel((ROW, REAL), (TILE, REAL))

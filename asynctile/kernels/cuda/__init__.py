@@ -15,7 +15,7 @@ from asynctile.kernels.cuda.attention import attention, attention_backward, atte
 from asynctile.kernels.cuda.attention_page import attention_page
 from asynctile.kernels.cuda.context import SCRATCH, Context, Packed, pack
 from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_backward
-from asynctile.kernels.cuda.elementwise import column_sums, column_sums_copy, copy, fill
+from asynctile.kernels.cuda.elementwise import add, column_sums, column_sums_copy, copy, fill
 from asynctile.kernels.cuda.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
 from asynctile.kernels.cuda.gelu import gelu, gelu_and_backward, gelu_backward
 from asynctile.kernels.cuda.gemm import gemm, gemm_bias, gemm_bias_onto, gemm_onto
@@ -36,7 +36,7 @@ __all__ = ["KERNELS", "SCRATCH", "Array", "Context", "Packed", "options", "pack"
 KERNELS: dict[str, Callable[..., None]] = {
     launcher.__name__: launcher
     for launcher in (
-        adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
+        add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
         column_sums, column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
         embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
         gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,

@@ -1,4 +1,4 @@
-// Copy, fill and column sums. The contracts are in asynctile/ops/elementwise.py.
+// Copy, add, fill and column sums. The contracts are in asynctile/ops/elementwise.py.
 
 // Copy bits without converting them.
 template <typename T>
@@ -22,6 +22,21 @@ static __device__ void copy_converted(const S *source, T *target, size_t count) 
     } else {
 #pragma unroll 1
         for (; at < count; at++) assign(target[at], to_float(source[at]));
+    }
+}
+
+// Each sum is rounded once, as on the CPU.
+static __device__ void add_all(const float *source, float *target, size_t count) {
+    size_t at = first_element<4>();
+    if (at + 4 <= count) {
+        float values[4], sums[4];
+        load(source + at, values), load(target + at, sums);
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] += values[i];
+        store(target + at, sums);
+    } else {
+#pragma unroll 1
+        for (; at < count; at++) target[at] += source[at];
     }
 }
 
@@ -77,6 +92,8 @@ extern "C" __global__ void copy_f32_bf16(const float *source, bf16 *target, int 
 extern "C" __global__ void copy_bf16_f32(const bf16 *source, float *target, int count) {
     copy_converted(source, target, count);
 }
+
+extern "C" __global__ void add_f32(const float *source, float *target, int count) { add_all(source, target, count); }
 
 extern "C" __global__ void fill_f32(float *target, float value, int count) { fill_all<4>(target, value, count); }
 

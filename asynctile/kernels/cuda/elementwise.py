@@ -13,6 +13,11 @@ def copy(on: Context, source: Array, target: Array) -> None:
     on.launch(f"copy_{suffix(source)}_{suffix(target)}", blocks_of_vectors(narrow), BLOCK, source, target, source.size)
 
 
+def add(on: Context, source: Array, target: Array) -> None:
+    """target += source."""
+    on.launch("add_f32", blocks_of_vectors(target), BLOCK, source, target, target.size)
+
+
 def fill(on: Context, target: Array, value: float) -> None:
     """target = value everywhere."""
     on.launch(f"fill_{suffix(target)}", blocks_of_vectors(target), BLOCK, target, value, target.size)

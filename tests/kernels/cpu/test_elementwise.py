@@ -1,4 +1,4 @@
-"""copy, fill and column_sums."""
+"""copy, add, fill and column_sums."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,23 @@ def test_copy_and_fill(shape):
     assert (x == y).all()
     KERNELS["fill"](y, 0.1)
     assert (y == np.float32(0.1)).all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (17,), (3, 5), (129, 100)])
+def test_add_rounds_each_sum_once_and_leaves_the_source(shape):
+    x, y = random(1, *shape), random(2, *shape)
+    source, expected = x.copy(), y + x
+    KERNELS["add"](source, y)
+    assert y.tobytes() == expected.tobytes()
+    assert source.tobytes() == x.tobytes()
+
+
+def test_add_shows_nan():
+    x, y = random(1, 20, 20), random(2, 20, 20)
+    x[11, 4], y[7, 3] = np.nan, np.inf
+    x[7, 3] = -np.inf
+    KERNELS["add"](x, y)
+    assert np.argwhere(np.isnan(y)).tolist() == [[7, 3], [11, 4]]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (8, 5), (100, 129), (1001, 7), (17, 2500)])

@@ -1,8 +1,9 @@
-"""copy with its conversions, fill and column_sums."""
+"""copy with its conversions, add, fill and column_sums."""
 
 import numpy as np
 import pytest
 
+from asynctile.kernels import cpu
 from asynctile.kernels.bf16 import to_bf16
 from tests.kernels.cuda.values import DTYPES, poison, random, typed, wide
 
@@ -34,6 +35,24 @@ def test_a_copy_in_one_dtype_keeps_every_bit(machine):
     y = np.zeros_like(bits)
     machine.run("copy", [bits, y], ())
     np.testing.assert_array_equal(y, bits)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_has_the_bits_of_the_cpu_and_leaves_the_source(machine, shape):
+    x, y = random(1, *shape), random(2, *shape)
+    source, expected = x.copy(), y.copy()
+    cpu.KERNELS["add"](x, expected)
+    machine.run("add", [source, y], ())
+    assert y.tobytes() == expected.tobytes()
+    assert source.tobytes() == x.tobytes()
+
+
+def test_add_shows_nan(machine):
+    x, y = random(1, 20, 21), random(2, 20, 21)
+    x[11, 4], x[19, 20], y[7, 3] = np.nan, np.nan, np.inf
+    x[7, 3] = -np.inf
+    machine.run("add", [x, y], ())
+    assert np.argwhere(np.isnan(y)).tolist() == [[7, 3], [11, 4], [19, 20]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

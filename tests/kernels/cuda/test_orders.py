@@ -28,6 +28,7 @@ def calls(dtype):
     placed, owners = np.array([(r % 3, r) for r in range(R)], np.int32).reshape(-1), np.array([0, 0, 1, 31], np.int32)
     return {
         "copy": ([x, out], (), False),
+        "add": ([x, y], (), False),
         "fill": ([out], (0.5,), False),
         "column_sums": ([typed, row], (True,), False),
         "column_sums_copy": ([x, row, poison(R, C, dtype="bf16")], (True,), False),
