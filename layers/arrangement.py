@@ -40,7 +40,10 @@ FILLED = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The choice for one step: `passes` through each block, and how many parts keep their activations (`kept` of `record`)."""
+    """The choice for one step.
+
+    passes: of each replica through each block. kept: how many parts keep their activations, as in `record`.
+    """
 
     passes: int
     kept: int
@@ -94,7 +97,7 @@ def arrange(recorded: Recorded, rows: Rows, around: Surroundings, *, precision: 
     rows: one pass for each micro-batch. recompute: as in Trainer.
     """
     step = _Step(recorded, around, precision)
-    default = len(rows.passes)
+    default = rows.micro_batches
     parameters = recorded.parameters
     kept = kept_if(recompute, parameters.config) if isinstance(recompute, bool) else step.most_kept(rows)
     if not around.lets_go or step.is_held(rows, kept):

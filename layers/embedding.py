@@ -1,11 +1,12 @@
 """Token and position embeddings: the first layer in forward, the last one in backward.
 
-wte is also the head (head.py). The head's part of its gradient is already there when this part is added.
+wte is also the head (head.py). The head's part of its gradient is already there when this part is added. A single replica adds
+its rows to the head's part. Several replicas make partials anew, and their sum is added to the head's (partials.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
@@ -32,22 +33,26 @@ def backward(recording: Recording, dx: Grid) -> None:
     """Compute the gradients of wpe, then of wte. The update of wte is the last one of the step."""
     wte, wpe = recording.parameters.titled(WTE), recording.parameters.titled(WPE)
     gradients = recording.gradients
-    add = recording.program.add
+    add, by_replica = recording.program.add, recording.rows.by_replica
     for p, (begin, end) in enumerate(wpe.rows):
         for k in recording.columns:
-            # Positions that no sequence reaches have gradient zero, and AdamW still decays them.
-            dweight, _ = gradients.open(wpe, p, k)
-            add(fill(dweight, 0.0))
-            for row in _standing_in(recording, begin, end):
-                add(embed_positions_backward(
-                    dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
-            gradients.settle(wpe, p, k)
+            for rows in by_replica:
+                # Positions that no sequence reaches have gradient zero, and AdamW still decays them.
+                dweight, _ = gradients.open(wpe, p, k)
+                add(fill(dweight, 0.0))
+                for row in _standing_in(rows, begin, end):
+                    add(embed_positions_backward(
+                        dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
+                gradients.settle(wpe, rows[-1], p, k)
     for v, (begin, _) in enumerate(wte.rows):
         for k in recording.columns:
-            dweight, _ = gradients.open(wte, v, k)
-            for row in recording.rows:
-                add(embed_tokens_backward(recording.tokens[row.index], dx[row.index, k], dweight, row=begin))
-            gradients.settle(wte, v, k)
+            for rows in by_replica:
+                dweight, begun = gradients.open(wte, v, k)
+                if not begun:
+                    add(fill(dweight, 0.0))
+                for row in rows:
+                    add(embed_tokens_backward(recording.tokens[row.index], dx[row.index, k], dweight, row=begin))
+                gradients.settle(wte, rows[-1], v, k)
 
 
 def _positions(recording: Recording, x: Grid) -> None:
@@ -55,7 +60,7 @@ def _positions(recording: Recording, x: Grid) -> None:
     wpe = recording.parameters.titled(WPE)
     for p, (begin, end) in enumerate(wpe.rows):
         for k in recording.columns:
-            for row in _standing_in(recording, begin, end):
+            for row in _standing_in(recording.rows, begin, end):
                 tile, begun = x.open(row, k)
                 recording.program.add(embed_positions(
                     wpe.compute[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
@@ -74,6 +79,6 @@ def _cached_positions(recording: Recording, x: Grid) -> None:
                 recording.program.add(embed_tokens(cached.positions, wpe.compute[p, k], tile, row=begin))
 
 
-def _standing_in(recording: Recording, begin: int, end: int) -> Iterator[Row]:
+def _standing_in(rows: Iterable[Row], begin: int, end: int) -> Iterator[Row]:
     """Yield the row tiles with a token at a position in [begin, end)."""
-    return (row for row in recording.rows if row.start < end and begin < row.stop)
+    return (row for row in rows if row.start < end and begin < row.stop)

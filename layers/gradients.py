@@ -1,7 +1,8 @@
-"""Gradients while a step is recorded: one temporary for each weight tile, and the action once it is complete.
+"""Gradients while a step is recorded: the partials of each weight tile, their sum, and the action once it is complete.
 
-A tile's gradient is complete when the last pass has settled it. Then it is used for the update at once (kind "step"), kept for
-the second phase ("step_clipped") or fetched ("gradients"). The layers record contributions. update_placement.py chooses which
+Each replica adds its rows to a partial of its own. partials.py defines the tree that adds the partials. A tile's gradient is
+complete when the last row of the batch has settled it. Then it is used for the update at once (kind "step"), kept for the
+second phase ("step_clipped") or fetched ("gradients"). The layers record contributions. update_placement.py chooses which
 updates run on the host.
 """
 
@@ -12,6 +13,8 @@ from dataclasses import replace
 
 from asynctile import ops
 from asynctile.layers.parameters import Key, Parameter
+from asynctile.layers.partials import Partials
+from asynctile.layers.rows import Row, Rows
 from asynctile.program.operation import HOST, NO_NUMBER
 from asynctile.program.program import UPDATE, Program
 from asynctile.storage.tile import Tile
@@ -20,33 +23,54 @@ from asynctile.storage.tile import Tile
 class Gradients:
     """The gradient tiles of one program.
 
-    closing: whether the pass being recorded is the last one. on_host: the weight tiles that are updated on the host.
+    rows: of the batch. on_host: the weight tiles that are updated on the host.
     """
 
-    def __init__(self, program: Program, kind: str, hyper: Tile | None, on_host: Collection[Tile] = ()) -> None:
+    def __init__(
+        self, program: Program, kind: str, rows: Rows, hyper: Tile | None, on_host: Collection[Tile] = ()
+    ) -> None:
         self.program = program
         self.on_host = on_host
-        self.closing = False
+        self._rows = rows
         self._hyper = hyper
         self._complete = {"step": self._update, "step_clipped": self._keep, "gradients": self._fetch}[kind]
-        #: gradients that were begun and are not complete yet
+        #: partials that were begun and are not complete yet, at most one a weight tile
         self._open: dict[tuple[Parameter, Key], Tile] = {}
+        #: complete partials by weight tile; none if there is one replica
+        self._partials: dict[tuple[Parameter, Key], Partials[Tile]] = {}
         #: complete gradients that wait for the second phase, each with the number of its squared norm
         self._kept: list[tuple[Parameter, Key, Tile, int]] = []
 
     def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Tile, bool]:
-        """Return the gradient tile, and whether it holds contributions already, to which the next one is added."""
+        """Return the partial under way, and whether it holds contributions already, to which the next one is added."""
         key = (parameter, (i, j))
         tile = self._open.get(key)
         if tile is not None:
             return tile, True
-        tile = self._open[key] = self.program.tile(f"d{parameter.label(i, j)}", parameter.weights[i, j].shape)
+        name = f"d{parameter.label(i, j)}"
+        if self._rows.replicas > 1:
+            name += f".{len(self._partials.setdefault(key, Partials(self._add)))}"
+        tile = self._open[key] = self.program.tile(name, parameter.weights[i, j].shape)
         return tile, False
 
-    def settle(self, parameter: Parameter, i: int, j: int = 0) -> None:
-        """End this pass's contributions to the tile. Nothing recorded later reads the weight before its update."""
-        if self.closing:
-            self._complete(parameter, (i, j), self._open.pop((parameter, (i, j))))
+    def close(self, parameter: Parameter, row: Row, i: int, j: int = 0) -> None:
+        """Complete the partial if `row`, the last one that contributed to it, is the last one of its replica.
+
+        A single replica has nothing to be added to. Its tile stays open, and both ends of the tied wte contribute to it.
+        """
+        if self._rows.replicas > 1 and self._rows.ends_replica(row):
+            key = (parameter, (i, j))
+            self._partials[key].take(self._open.pop(key))
+
+    def settle(self, parameter: Parameter, row: Row, i: int, j: int = 0) -> None:
+        """Do as `close`; after the last row of the batch the gradient is complete.
+
+        Nothing recorded later reads the weight before its update.
+        """
+        self.close(parameter, row, i, j)
+        if row.index == len(self._rows) - 1:
+            key = (parameter, (i, j))
+            self._complete(*key, self._partials.pop(key).root if self._rows.replicas > 1 else self._open.pop(key))
 
     def update_kept(self) -> None:
         """Record the second phase: update every tile whose gradient was kept.
@@ -58,6 +82,9 @@ class Gradients:
         for parameter, key, tile, number in reversed(self._kept):
             # This sum of squares equals the earlier one. The update writes it again under the same number.
             self._adamw(parameter, key, tile, number)
+
+    def _add(self, source: Tile, target: Tile) -> None:
+        self.program.add(ops.add(source, target))
 
     def _update(self, parameter: Parameter, key: Key, tile: Tile) -> None:
         number = self._number(parameter, key)

@@ -25,7 +25,7 @@ STRIP_TOKENS = 512
 
 def losses(recording: Recording, x: Grid) -> None:
     """Report the summed losses of each row tile as loss[r]."""
-    _forward(recording, recording.rows, x, _stats(recording), keep=False)
+    _forward(recording, recording.rows.tiles, x, _stats(recording), keep=False)
     recording.program.mark("loss")
 
 
@@ -33,7 +33,7 @@ def logits(recording: Recording, x: Grid) -> None:
     """Fetch the logits of the wanted rows as outputs["logits"] of shape (batch length, vocabulary)."""
     vocabulary = recording.tiling["vocab"]
     for v in range(len(vocabulary)):
-        tiles = _logits(recording, recording.wanted, x, v, FP32)
+        tiles = _logits(recording, recording.wanted.tiles, x, v, FP32)
         for row in recording.wanted:
             index = (recording.wanted.part(row), vocabulary.part(v))
             recording.program.fetch(tiles[row.index, v], "logits", index)
@@ -107,3 +107,4 @@ def _backward(
             add(gemm(dlogits[r, v], wte.compute[v, k], dx, accumulate=begun))
             dwte, begun = gradients.open(wte, v, k)
             add(gemm(dlogits[r, v], x[r, k], dwte, ta=True, accumulate=begun))
+            gradients.close(wte, row, v, k)

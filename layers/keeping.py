@@ -38,7 +38,7 @@ class Keeping:
         """
         arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()]
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
-        key = kind, rows.batch, rows.length, rows.micro_batches, rooms
+        key = kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
         if key not in self._chosen:
             self._choose(key, await self._arranged(kind, rows, rooms))
         chosen = self._chosen[key]

@@ -60,8 +60,8 @@ def _backward_whole(
         (tile, accumulate), (dgain, begun), (dbias, _) = dx.open(row), gradients.open(gain, 0), gradients.open(bias, 0)
         recording.program.add(layernorm_whole_backward(
             dinp[r, 0], x[r, 0], stats[r, 0], gain.compute[0, 0], tile, dgain, dbias, accumulate=accumulate, begun=begun))
-    gradients.settle(gain, 0)
-    gradients.settle(bias, 0)
+    gradients.settle(gain, rows[-1], 0)
+    gradients.settle(bias, rows[-1], 0)
 
 
 def _backward_in_pieces(
@@ -91,8 +91,8 @@ def _backward_in_pieces(
                 dinp[r, k], x[r, k], stats[r, 0], g, sums[r, 0], tile, width=width, accumulate=begun)
             add(operation)
         # Settle only now: the operation above still reads the gain.
-        gradients.settle(gain, k)
-        gradients.settle(bias, k)
+        gradients.settle(gain, rows[-1], k)
+        gradients.settle(bias, rows[-1], k)
 
 
 def _gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:

@@ -44,7 +44,7 @@ def backward(
         for row in rows:
             _add_to_input(recording, row, dout, weight, key, dinp)
             _add_to_weight(recording, row, x, dout, weight, key)
-        recording.gradients.settle(weight, *key)
+        recording.gradients.settle(weight, rows[-1], *key)
 
 
 def input_backward(
@@ -65,7 +65,7 @@ def weight_backward(
     for key in visits:
         for row in rows:
             _add_to_weight(recording, row, x, dout, weight, key)
-        recording.gradients.settle(weight, *key)
+        recording.gradients.settle(weight, rows[-1], *key)
 
 
 def _add_to_input(recording: Recording, row: Row, dout: Grid, weight: Parameter, key: Key, dinp: Grid) -> None:
@@ -88,7 +88,7 @@ def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, 
         for row in rows:
             dbias, begun = gradients.open(bias, n)
             recording.program.add(column_sums(dout[row.index, n], dbias, accumulate=begun))
-        gradients.settle(bias, n)
+        gradients.settle(bias, rows[-1], n)
 
 
 def residual_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, name: str) -> Grid:
@@ -107,5 +107,5 @@ def residual_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: s
         for row in rows:
             dbias, begun = gradients.open(bias, n)
             recording.program.add(column_sums_copy(dout[row.index, n], dbias, narrow.new(row, n), accumulate=begun))
-        gradients.settle(bias, n)
+        gradients.settle(bias, rows[-1], n)
     return narrow

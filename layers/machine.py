@@ -27,6 +27,7 @@ class Work:
     batch_size: int
     seq_len: int
     micro_batches: int = 1
+    replicas: int = 1
     recompute: bool | str = AUTO
     clip_norm: float | None = None
     tile: int | None = None

@@ -65,5 +65,5 @@ def _activate_backward(recording: Recording, rows: RowTiles, layer: str, hidden:
         dbias, begun = recording.gradients.open(bias, f)
         recording.program.add(gelu_and_backward(
             hidden[r, f], activated.new(row, f), dhidden[r, f], dbias, accumulate=begun))
-    recording.gradients.settle(bias, f)
+    recording.gradients.settle(bias, rows[-1], f)
     return activated

@@ -233,4 +233,4 @@ class ModelState:
 
 def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile]) -> Hashable:
     """Return the key of a program among those of one model: every argument of its recording that may differ."""
-    return kind, rows.batch, rows.length, rows.micro_batches, len(rows.passes), kept, on_host
+    return kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes), kept, on_host

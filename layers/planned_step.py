@@ -53,7 +53,8 @@ def planned_step(
     floor; ValueError for wrong numbers.
     """
     tiling = Tiling(config, work.tile, machine.grain)
-    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: it refuses a batch that is too large
+    # First, because this refuses a batch that is too large.
+    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)
     floor = _floor(config, tiling, machine)
     stage("choosing how many passes rows take and which activations are kept")
     parameters = Parameters(config, tiling, machine.precision)

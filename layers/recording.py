@@ -5,7 +5,7 @@ The layers record operations, step.py defines their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ class Recording:
             self.scale = self.program.input("scale", (1,), np.float32)
             updates = kind != "gradients"
             hyper = self.program.input("hyper", (HYPER,), np.float32) if updates else None
-            self.gradients = Gradients(self.program, kind, hyper, on_host)
+            self.gradients = Gradients(self.program, kind, rows, hyper, on_host)
 
     @property
     def columns(self) -> range:
@@ -132,4 +132,4 @@ class Recording:
 
 
 #: The row tiles that a layer is recorded for: those of one pass, or of all passes.
-RowTiles = Iterable[Row]
+RowTiles = Sequence[Row]

@@ -1,7 +1,8 @@
 """The cut of a batch into row tiles, `Rows` of `Row`, and their passes through a block.
 
-A row tile holds several whole sequences, or a piece of one. tiling.py cuts columns. The cut of a batch, and micro_batches with
-it, decides the bits of results. The passes do not: every sum over rows goes from the first to the last.
+A row tile holds several whole sequences, or a piece of one. tiling.py cuts columns. The cut of a batch, and with it replicas
+and micro_batches, decides the bits of results. The passes do not: every sum over the rows of a replica goes from the first to
+the last, and a fixed tree adds the sums of the replicas (partials.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import chain, pairwise
 from typing import Self
 
 from asynctile.layers.split import Split, units
+from asynctile.storage.input import shown
 
 #: The most tokens of a step: their numbers alone take 1 GiB. Published models were trained with a few million tokens a step.
 MOST_TOKENS = 1 << 27
@@ -22,8 +24,9 @@ MOST_TOKENS = 1 << 27
 class Row:
     """A row tile: tokens start .. stop - 1 of `seqs` sequences from `sequence` on.
 
-    index: its number in the batch. keys: the numbers of the row tiles whose keys its queries meet, up to itself. queries: those
-    of the row tiles whose queries its keys meet, from itself on. seqs > 1 only if the tile holds whole sequences.
+    index, micro_batch: numbers in the batch, through all replicas. keys: the numbers of the row tiles whose keys its queries
+    meet, up to itself. queries: those of the row tiles whose queries its keys meet, from itself on. seqs > 1 only if the tile
+    holds whole sequences.
     """
 
     index: int
@@ -46,47 +49,60 @@ class Row:
         return self.seqs * (self.stop - self.start)
 
 
-def count_rows(batch: int, length: int, micro_batches: int, tile: int) -> tuple[int, int]:
+def check_replicas(replicas: int) -> int:
+    """Return `replicas` if it is a power of two; otherwise raise ValueError."""
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1 or replicas & (replicas - 1):
+        raise ValueError(f"replicas is {shown(replicas)}, expected a power of two: 1, 2, 4, 8, ...")
+    return replicas
+
+
+def count_rows(batch: int, length: int, micro_batches: int, tile: int, replicas: int = 1) -> tuple[int, int]:
     """Return how many row tiles a batch is cut into, and how many pairs of query and key tiles meet, by arithmetic.
 
     ValueError for a batch that `Rows` refuses.
     """
-    _check_batch(batch, length, micro_batches)
+    _check_batch(batch, length, micro_batches, replicas)
     if length > tile:
         pieces = Split.count(length, tile)
         return batch * pieces, batch * pieces * (pieces + 1) // 2
-    count = micro_batches * units(batch // micro_batches, tile // length)
+    parts = replicas * micro_batches
+    count = parts * units(batch // parts, tile // length)
     return count, count
 
 
-def _check_batch(batch: int, length: int, micro_batches: int) -> None:
+def _check_batch(batch: int, length: int, micro_batches: int, replicas: int) -> None:
     for name, value in (("batch size", batch), ("sequence length", length), ("micro_batches", micro_batches)):
         if value < 1:
             raise ValueError(f"{name} is {value}, expected a whole number of at least 1")
-    if batch % micro_batches:
-        raise ValueError(f"a batch of {batch} sequences is not divisible by micro_batches {micro_batches}; "
-                         "choose a micro_batches that divides it")
+    check_replicas(replicas)
+    if batch % (parts := replicas * micro_batches):
+        times = f"replicas {replicas} x " if replicas > 1 else ""
+        raise ValueError(f"a batch of {batch} sequences is not divisible by {times}micro_batches {micro_batches}; "
+                         f"choose a multiple of {parts}, or fewer parts")
     if batch * length > MOST_TOKENS:
         raise ValueError(f"a batch of {batch:,} sequences of {length:,} tokens is {batch * length:,} tokens, expected at "
                          f"most {MOST_TOKENS:,}; choose a smaller batch or shorter sequences")
 
 
 class Rows:
-    """All row tiles of a batch, by micro-batch, sequence and start.
+    """All row tiles of a batch, by replica, micro-batch, sequence and start. Every replica has equally many.
 
-    passes: groups of row tiles. One group goes through a block before the next one does. At first, each micro-batch is one
-    pass; `in_passes` gives others. ValueError for a batch that is not divisible by micro_batches, or is too large.
+    passes: groups of row tiles, each of one replica. One group goes through a block before the next one does. At first, each
+    micro-batch is one pass; `in_passes` gives others. ValueError for a batch that is not divisible by replicas x micro_batches,
+    or is too large.
     """
 
-    def __init__(self, batch: int, length: int, micro_batches: int, tile: int) -> None:
-        _check_batch(batch, length, micro_batches)
+    def __init__(self, batch: int, length: int, micro_batches: int, tile: int, replicas: int = 1) -> None:
+        _check_batch(batch, length, micro_batches, replicas)
         self.batch = batch
         self.length = length
         self.micro_batches = micro_batches
+        self.replicas = replicas
         self.tiles: list[Row] = []
         self.passes: list[list[Row]] = []
-        share = batch // micro_batches
-        for micro_batch in range(micro_batches):
+        parts = replicas * micro_batches
+        share = batch // parts
+        for micro_batch in range(parts):
             begin = len(self.tiles)
             first = micro_batch * share
             if length > tile:
@@ -106,19 +122,38 @@ class Rows:
         return self.tiles[index]
 
     @property
+    def by_replica(self) -> list[list[Row]]:
+        """The row tiles of each replica."""
+        count = self._of_replica
+        return [self.tiles[begin : begin + count] for begin in range(0, len(self.tiles), count)]
+
+    def ends_replica(self, row: Row) -> bool:
+        """Return whether `row` is the last row tile of its replica."""
+        return (row.index + 1) % self._of_replica == 0
+
+    @property
+    def _of_replica(self) -> int:
+        return len(self.tiles) // self.replicas
+
+    @property
     def most_passes(self) -> int:
-        """The most passes of this batch. Row tiles of one sequence meet in attention, so they stay together."""
-        return len(self._sequences())
+        """The most passes of a replica. Row tiles of one sequence meet in attention, so they stay together."""
+        return len(self._sequences()) // self.replicas
 
     def in_passes(self, count: int) -> Self:
-        """Return the same row tiles in `count` passes of nearly equal numbers of sequences; ValueError if there are too few."""
-        if count == len(self.passes):
+        """Return the same row tiles, each replica in `count` passes of nearly equal numbers of sequences.
+
+        ValueError if a replica has too few.
+        """
+        passes = self.replicas * count
+        if passes == len(self.passes):
             return self
+        if not 1 <= count <= self.most_passes:
+            raise ValueError(f"a replica cannot be split into {count} passes, expected 1 to {self.most_passes}")
         sequences = self._sequences()
-        if not 1 <= count <= len(sequences):
-            raise ValueError(f"the batch cannot be split into {count} passes, expected 1 to {len(sequences)}")
         other = copy.copy(self)
-        cuts = [number * len(sequences) // count for number in range(count + 1)]
+        # Every replica has equally many sequences, so these cuts include the ends of all replicas.
+        cuts = [number * len(sequences) // passes for number in range(passes + 1)]
         other.passes = [list(chain.from_iterable(sequences[begin:end])) for begin, end in pairwise(cuts)]
         return other
 

@@ -67,7 +67,6 @@ def record_parts(
     elif kind == "loss":
         architecture.head.losses(recording, x[-1])
     else:
-        recording.gradients.closing = True
         begins.append(len(recording.program))
         dx = architecture.head.forward_backward(recording, x[-1], recompute=not kept)
         _backward(recording, architecture, x, whole, dx, begins)
@@ -104,13 +103,12 @@ def _backward(
     begins: list[int],
 ) -> None:
     """Record the way from the gradient of the last block's output back to the embeddings."""
-    gradients, passes, section = recording.gradients, recording.rows.passes, recording.program.section
+    section = recording.program.section
     phase = "backward and update" if recording.program.name == "step" else "backward"
     for layer in reversed(range(recording.config.n_layer)):
         begins.append(len(recording.program))
-        for number, rows in enumerate(passes):
+        for number, rows in enumerate(recording.rows.passes):
             section(phase, _named(layer, number, recording))
-            gradients.closing = rows is passes[-1]
             whole = kept.get((layer, number)) or architecture.block.again(recording, rows, layer, x[layer])
             architecture.block.backward(recording, rows, layer, whole, dx)
     begins.append(len(recording.program))

@@ -131,9 +131,16 @@ class Model:
         return _mean_loss(self._run(record("loss", self.parameters, rows), rows, tokens, targets), targets)
 
     def gradients(
-        self, tokens: Array, targets: Array, micro_batches: int = 1, *, kept: int = 0, passes: int | None = None
+        self,
+        tokens: Array,
+        targets: Array,
+        micro_batches: int = 1,
+        replicas: int = 1,
+        *,
+        kept: int = 0,
+        passes: int | None = None,
     ) -> tuple[float, dict[str, Array]]:
-        rows = self._rows(tokens, micro_batches, passes)
+        rows = self._rows(tokens, micro_batches, replicas, passes)
         gradients = {name: np.full(p.shape, np.nan, np.float32) for name, p in self.parameters.items()}
         program = record("gradients", self.parameters, rows, kept=kept)
         numbers = self._run(program, rows, tokens, targets, outputs=gradients)
@@ -148,20 +155,21 @@ class Model:
         *,
         kind: str = "step",
         micro_batches: int = 1,
+        replicas: int = 1,
         kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
     ) -> tuple[float, float]:
         """Do one update; return the loss and the gradient's norm."""
-        rows = self._rows(tokens, micro_batches)
+        rows = self._rows(tokens, micro_batches, replicas)
         program = record(kind, self.parameters, rows, kept=kept, on_host=on_host)
         hyper = (optimizer or AdamW()).hyper(step)
         numbers = self._run(program, rows, tokens, targets, hyper=hyper)
         squares = sum(value for label, value in numbers.items() if label.startswith("norm["))
         return _mean_loss(numbers, targets), squares**0.5
 
-    def _rows(self, tokens: Array, micro_batches: int = 1, passes: int | None = None) -> Rows:
+    def _rows(self, tokens: Array, micro_batches: int = 1, replicas: int = 1, passes: int | None = None) -> Rows:
         batch, length = tokens.shape
-        rows = self.parameters.tiling.rows(batch, length, micro_batches)
+        rows = self.parameters.tiling.rows(batch, length, micro_batches, replicas)
         return rows if passes is None else rows.in_passes(passes)
 
     def _run(

@@ -21,13 +21,15 @@ class Shape:
     batch: int
     length: int
     micro_batches: int = 1
+    replicas: int = 1
 
     def parameters(self) -> Parameters:
         return Parameters(self.config, Tiling(self.config, self.tile))
 
     def work(self, **more: Any) -> Work:
         """Return the Work of one step of this shape. more: further fields of Work."""
-        return Work(batch_size=self.batch, seq_len=self.length, micro_batches=self.micro_batches, tile=self.tile, **more)
+        return Work(batch_size=self.batch, seq_len=self.length, micro_batches=self.micro_batches, replicas=self.replicas,
+                    tile=self.tile, **more)  # fmt: skip
 
     def batch_of_tokens(self, seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return tokens and targets (B, T); some targets are ignored."""
@@ -39,10 +41,10 @@ class Shape:
 
 
 def shape(d: int, heads: int, vocab: int, block: int, tile: int, batch: int, length: int, **more: Any) -> Shape:
-    micro_batches = more.pop("micro_batches", 1)
+    parts = {name: more.pop(name, 1) for name in ("micro_batches", "replicas")}
     more = {"n_layer": 2, **more}
     config = GPT2Config(n_head=heads, n_embd=d, block_size=block, vocab_size=vocab, **more)
-    return Shape(config, tile, batch, length, micro_batches)
+    return Shape(config, tile, batch, length, **parts)
 
 
 SHAPES = {

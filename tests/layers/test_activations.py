@@ -26,7 +26,7 @@ AMPLE = Room(None, 64)
 
 def demand(parameters: Parameters, deep: Shape, kind: str, kept: int) -> Demand:
     """Return the demand of the real program."""
-    rows = parameters.tiling.rows(deep.batch, deep.length, deep.micro_batches)
+    rows = parameters.tiling.rows(deep.batch, deep.length, deep.micro_batches, deep.replicas)
     return demand_of([record(kind, parameters, rows, kept=kept)], parameters.states())
 
 
@@ -35,16 +35,16 @@ def demand(parameters: Parameters, deep: Shape, kind: str, kept: int) -> Demand:
 def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None:
     """Models of one block foretell each size for deeper ones. Keeping never makes an operation hold more tiles at once."""
     draw = data.draw
-    heads, micro_batches = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    heads, micro_batches, replicas = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4]))
     found = shape(
         heads * draw(st.integers(1, 8)), heads, draw(st.integers(2, 40)), 24, draw(st.integers(6, 24)),
-        micro_batches * draw(st.integers(1, 3)), draw(st.integers(1, 24)), micro_batches=micro_batches,
-        n_layer=draw(st.integers(1, 5)), n_inner=draw(st.none() | st.integers(1, 40)),
+        replicas * micro_batches * draw(st.integers(1, 3)), draw(st.integers(1, 24)), micro_batches=micro_batches,
+        replicas=replicas, n_layer=draw(st.integers(1, 5)), n_inner=draw(st.none() | st.integers(1, 40)),
     )  # fmt: skip
     kind, precision = draw(st.sampled_from(KINDS)), draw(st.sampled_from(["fp32", "bf16"]))
     tiling = Tiling(found.config, found.tile, Grain(FINE.ladder, draw(st.integers(1, 4))))
     parameters = Parameters(found.config, tiling, precision)
-    rows = tiling.rows(found.batch, found.length, found.micro_batches)
+    rows = tiling.rows(found.batch, found.length, found.micro_batches, found.replicas)
     activations = Activations(kind, found.config, tiling, rows, precision)
     demands = [demand(parameters, found, kind, kept) for kept in range(parts_of(found.config) + 1)]
     for kept, expected in enumerate(demands):

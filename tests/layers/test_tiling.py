@@ -20,6 +20,8 @@ from asynctile.layers.tiling import FLOOR_SHARE, MOST_EDGE, Tiling, default_tile
 from asynctile.program.grain import COARSE, FINE, Grain, grain_of
 
 small = st.integers(1, 400)
+#: micro_batches and replicas
+PARTS = st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)])
 
 
 @given(units=small, tile=small, multiple=st.integers(1, 40))
@@ -63,11 +65,12 @@ def test_a_split_is_balanced() -> None:
     assert Split.even(6, 4).repeated(2).offsets == (0, 3, 6, 9, 12)
 
 
-@given(share=st.integers(1, 9), micro_batches=st.integers(1, 4), length=st.integers(1, 60), tile=st.integers(1, 70))
-def test_rows_cover_exactly(share: int, micro_batches: int, length: int, tile: int) -> None:
-    batch = share * micro_batches
-    rows = Rows(batch, length, micro_batches, tile)
-    assert count_rows(batch, length, micro_batches, tile) == (len(rows), sum(len(row.keys) for row in rows))
+@given(share=st.integers(1, 9), parts=PARTS, length=st.integers(1, 60), tile=st.integers(1, 70))
+def test_rows_cover_exactly(share: int, parts: tuple[int, int], length: int, tile: int) -> None:
+    micro_batches, replicas = parts
+    batch = share * micro_batches * replicas
+    rows = Rows(batch, length, micro_batches, tile, replicas)
+    assert count_rows(batch, length, micro_batches, tile, replicas) == (len(rows), sum(len(row.keys) for row in rows))
     seen = np.zeros(batch * length, int)
     for index, row in enumerate(rows):
         assert row.index == index
@@ -81,7 +84,7 @@ def test_rows_cover_exactly(share: int, micro_batches: int, length: int, tile: i
         assert list(row.keys) == [other for other in same if other <= index]
         assert list(row.queries) == [other for other in same if other >= index]
     assert (seen == 1).all()
-    assert [row for m in range(micro_batches) for row in rows.passes[m]] == rows.tiles
+    assert [row for m in range(replicas * micro_batches) for row in rows.passes[m]] == rows.tiles
     assert [row for strip in rows.strips(tile) for row in strip] == rows.tiles
 
 
@@ -91,15 +94,16 @@ def test_rows_hold_whole_sequences_where_they_fit() -> None:
     assert [len(strip) for strip in Rows(5, 10, 1, 10).strips(20)] == [2, 2, 1]
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 70), st.integers(4, 40), st.data())
+@given(st.integers(1, 5), PARTS, st.integers(1, 70), st.integers(4, 40), st.data())
 def test_passes_cover_rows_in_order_and_no_sequence_is_in_two(
-    share: int, micro_batches: int, length: int, tile: int, data: st.DataObject
+    share: int, parts: tuple[int, int], length: int, tile: int, data: st.DataObject
 ) -> None:
-    rows = Rows(share * micro_batches, length, micro_batches, tile)
+    micro_batches, replicas = parts
+    rows = Rows(share * micro_batches * replicas, length, micro_batches, tile, replicas)
     assert rows.in_passes(micro_batches) is rows
     count = data.draw(st.integers(1, rows.most_passes))
     passes = rows.in_passes(count).passes
-    assert len(passes) == count
+    assert len(passes) == replicas * count
     assert [row for part in passes for row in part] == rows.tiles
     for part in passes:
         indices = {row.index for row in part}
@@ -109,20 +113,44 @@ def test_passes_cover_rows_in_order_and_no_sequence_is_in_two(
         rows.in_passes(rows.most_passes + 1)
 
 
+@given(st.integers(1, 3), PARTS, st.integers(1, 70), st.integers(4, 40), st.data())
+def test_every_replica_is_cut_as_its_share_of_the_batch_would_be(
+    share: int, parts: tuple[int, int], length: int, tile: int, data: st.DataObject
+) -> None:
+    """So no replica notices how many others there are, and no pass has rows of two."""
+    micro_batches, replicas = parts
+    of_each = share * micro_batches
+    rows, alone = Rows(of_each * replicas, length, micro_batches, tile, replicas), Rows(of_each, length, micro_batches, tile)
+    count = data.draw(st.integers(1, alone.most_passes))
+    rows, alone = rows.in_passes(count), alone.in_passes(count)
+    assert len(rows.by_replica) == replicas
+    for number, own in enumerate(rows.by_replica):
+        cut = [(row.sequence - number * of_each, row.seqs, row.start, row.stop, len(row.keys), len(row.queries)) for row in own]
+        assert cut == [(row.sequence, row.seqs, row.start, row.stop, len(row.keys), len(row.queries)) for row in alone]
+        passes = rows.passes[number * count : (number + 1) * count]
+        assert [row for part in passes for row in part] == own
+        assert list(map(len, passes)) == list(map(len, alone.passes))
+        assert [row for row in own if rows.ends_replica(row)] == own[-1:]
+
+
 def test_rows_requested_again_are_those_of_this_batch_and_cut_once() -> None:
     tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=50), tile=32)
-    asked = [(4, 64, 1), (4, 64, 2), (2, 64, 2), (2, 16, 2), (4, 64, 1)]
-    for batch, length, micro_batches in asked:
-        rows = tiling.rows(batch, length, micro_batches)
-        assert list(rows) == list(Rows(batch, length, micro_batches, 32))
-        assert rows.micro_batches == micro_batches
-        assert tiling.rows(batch, length, micro_batches) is rows
+    asked = [(4, 64, 1, 1), (4, 64, 2, 1), (2, 64, 2, 1), (2, 16, 2, 1), (2, 16, 1, 2), (4, 64, 1, 1)]
+    for batch, length, micro_batches, replicas in asked:
+        rows = tiling.rows(batch, length, micro_batches, replicas)
+        assert list(rows) == list(Rows(batch, length, micro_batches, 32, replicas))
+        assert (rows.micro_batches, rows.replicas) == (micro_batches, replicas)
+        assert tiling.rows(batch, length, micro_batches, replicas) is rows
 
 
 def test_wrong_shapes_are_refused() -> None:
     tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=8, block_size=16, vocab_size=11), 8)
     with pytest.raises(ValueError, match="3 sequences is not divisible by micro_batches 2"):
         tiling.rows(3, 8, 2)
+    with pytest.raises(ValueError, match="not divisible by replicas 4 x micro_batches 1; choose a multiple of 4"):
+        tiling.rows(6, 8, 1, 4)
+    with pytest.raises(ValueError, match="replicas is 3, expected a power of two"):
+        tiling.rows(6, 8, 1, 3)
     with pytest.raises(ValueError, match=r"17 tokens.*block_size 16"):
         tiling.rows(1, 17)
     with pytest.raises(ValueError, match="micro_batches is 0"):
