@@ -208,7 +208,7 @@ async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None
 
 async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
     """Return the step's program as it ran on such batches, with the updates where the trainer has placed them."""
-    rows = model_state_of(trainer.model).tiling.rows(batch, length, trainer.micro_batches)
+    rows = model_state_of(trainer.model).tiling.rows(batch, length, trainer.micro_batches, trainer.replicas)
     return await trainer._keeping.run("step", rows, partial(trainer._placed, "step"))
 
 

@@ -56,8 +56,8 @@ from asynctile.storage.input import parse_json, shown
 from asynctile.storage.tensors import TensorReader
 from asynctile.storage.tile import Tile
 
-#: Format 2: recompute may be "auto". Format 3: the optimizer records how its learning rate decays.
-FORMAT = 3
+#: Format 2: recompute may be "auto". Format 3: the optimizer records how its learning rate decays. Format 4: replicas.
+FORMAT = 4
 TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
 SETTINGS, COUNTS = tuple(item.name for item in fields(Settings)), ("step_count", "skipped_count")
 #: The keys that trainer.json must have besides "format".
@@ -184,6 +184,8 @@ async def load(runtime: Runtime, path: str | os.PathLike[str]) -> tuple[ModelSta
         )
     state = await load_json(folder / TRAINER, finite=False, executor=files)  # a caller's data_state may hold any number
     _check_format(state, folder)  # first: nothing else is known about a later format
+    if state["format"] < 4:  # before there were replicas
+        state = {"replicas": 1, **state}
     await files.run(check_files, folder, (TRAINER,), files.tick)
     _check_state(state, folder)
     with ExitStack() as opened:  # entered in the thread: closes what the thread opened even if the load was cancelled meanwhile

@@ -11,6 +11,7 @@ from typing import Any
 
 from asynctile.layers.activations import AUTO, check_recompute
 from asynctile.layers.optimizer import AdamW
+from asynctile.layers.rows import check_replicas
 from asynctile.storage.input import shown
 
 
@@ -20,6 +21,7 @@ class Settings:
 
     clip_norm: float | None = None
     micro_batches: int = 1
+    replicas: int = 1
     recompute: bool | str = AUTO
 
     def __post_init__(self) -> None:
@@ -28,6 +30,7 @@ class Settings:
             raise ValueError(f"clip_norm is {shown(clip_norm)}, expected a number above 0, or None for no clipping")
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is {shown(micro_batches)}, expected a whole number of at least 1")
+        check_replicas(self.replicas)
         check_recompute(self.recompute)
 
 

@@ -66,6 +66,8 @@ class Trainer:
         its gradient is complete.
     micro_batches: parts of a batch that share no row tile and go through a layer one after another; under a cap, a batch may
         take more passes.
+    replicas: groups of a batch's sequences, a power of two. Each replica adds up gradients of its own, in micro_batches parts,
+        and a fixed binary tree adds those of all replicas. replicas x micro_batches must divide the batch.
     recompute: True computes activations again in backward, False keeps them. "auto" keeps those of the last layers, as many as
         fit under the caps beside everything else; where tiles have to move anyway, as many as leave the link faster than
         compute. No result depends on it.
@@ -90,13 +92,15 @@ class Trainer:
         *,
         clip_norm: float | None = None,
         micro_batches: int = 1,
+        replicas: int = 1,
         recompute: bool | str = AUTO,
         update: str = "auto",
     ) -> None:
         state = model_state_of(model)
         if optimizer is not None:
             check_kind("optimizer", optimizer, AdamW, "an AdamW, or None for AdamW()")
-        self._settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
+        self._settings = Settings(
+            clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
         self.update: str = check_update(update)
         state.train()
         if model.config.has_dropout:
@@ -130,8 +134,13 @@ class Trainer:
 
     @property
     def micro_batches(self) -> int:
-        """The number of parts of a batch, as given."""
+        """The number of parts of a batch, or of each replica's share of it, as given."""
         return self._settings.micro_batches
+
+    @property
+    def replicas(self) -> int:
+        """The number of groups of sequences with gradients of their own, as given."""
+        return self._settings.replicas
 
     @property
     def recompute(self) -> bool | str:
@@ -209,7 +218,7 @@ class Trainer:
 
         async def job() -> float | None:
             async with self._state.changing.held():
-                rows = self._state.tiling.rows(batch_size, seq_len, self.micro_batches)
+                rows = self._rows(batch_size, seq_len)
 
                 async def run(rows: Rows, kept: int) -> float | None:
                     demand = self._state.demand(await self._state.recorded(kind, rows, kept))
@@ -285,9 +294,11 @@ class Trainer:
         config = self._state.config
         ids = check_tokens("tokens", tokens, config)
         wanted = check_tokens("targets", targets, config, ignored=True)
-        batch, length = ids.shape
-        rows = self._state.tiling.rows(batch, length, self.micro_batches)
+        rows = self._rows(*ids.shape)
         return rows, *loss_inputs(rows, ids, wanted)
+
+    def _rows(self, batch: int, length: int) -> Rows:
+        return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas)
 
     async def _placed(self, kind: str, rows: Rows, kept: int) -> Program:
         """Return the program of a step, with its updates placed."""

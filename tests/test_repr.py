@@ -22,7 +22,7 @@ async def test_reprs_are_right_before_while_and_after_the_objects_can_be_used() 
             "<Model mine: 3,952 parameters, 1 layer, 2 heads, width 16, vocabulary 32; on emulated after step 0>"
         )
         assert repr(trainer).startswith("<Trainer of mine after step 0: AdamW(lr=0.5, betas=(0.9, 0.95), ")
-        assert repr(trainer).endswith("clip_norm=1.0, micro_batches=1, recompute='auto'>")
+        assert repr(trainer).endswith("clip_norm=1.0, micro_batches=1, replicas=1, recompute='auto'>")
         async with engine.share(host_memory="4MiB", device_memory="256KiB", name="b") as share:
             part = "<Share 'b' on emulated in fp32 with device memory 256.00 KiB, RAM 4.00 MiB; "
             assert repr(share) == part + "open>"

@@ -97,7 +97,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 async def test_a_later_format_is_named_before_anything_else(copied: Path) -> None:
     rewrite(copied, format=99)
     async with Engine("cpu") as engine:
-        with pytest.raises(CheckpointError, match="format 99, but this version of asynctile reads formats up to 3"):
+        with pytest.raises(CheckpointError, match="format 99, but this version of asynctile reads formats up to 4"):
             await Trainer.load(engine, copied)
 
 

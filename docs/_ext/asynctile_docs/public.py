@@ -40,7 +40,7 @@ SHOWN = {
     ),
     "asynctile.layers.Trainer": (
         "step", "run", "gradients", "save", "saved", "saving", "load", "gemm_rate", "model", "optimizer", "clip_norm",
-        "micro_batches", "recompute", "update", "step_count", "skipped_count", "last_report", "data_state",
+        "micro_batches", "replicas", "recompute", "update", "step_count", "skipped_count", "last_report", "data_state",
     ),
     "asynctile.layers.AdamW": ("rate",),
     "asynctile.layers.StepReport": ("as_dict",),
