@@ -135,7 +135,7 @@ def test_every_replica_is_cut_as_its_share_of_the_batch_would_be(
 
 def test_rows_requested_again_are_those_of_this_batch_and_cut_once() -> None:
     tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=50), tile=32)
-    asked = [(4, 64, 1, 1), (4, 64, 2, 1), (2, 64, 2, 1), (2, 16, 2, 1), (2, 16, 1, 2), (4, 64, 1, 1)]
+    asked = [(4, 64, 1, 1), (4, 64, 1, 2), (4, 64, 2, 2), (2, 64, 1, 2), (2, 16, 1, 2), (4, 64, 1, 1)]
     for batch, length, micro_batches, replicas in asked:
         rows = tiling.rows(batch, length, micro_batches, replicas)
         assert list(rows) == list(Rows(batch, length, micro_batches, 32, replicas))
