@@ -50,6 +50,7 @@ class Recipe:
 
     clip_norm: float | None = None
     micro_batches: int = 1
+    replicas: int = 1
     recompute: bool | str = AUTO
 
 
@@ -78,7 +79,7 @@ async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device", ta
     model = await GPT2.create(engine, CONFIG, seed=_SEED, tile=TILE)
     optimizer = AdamW(lr=1e-2, warmup=2)
     trainer = StressTrainer(model, optimizer, clip_norm=recipe.clip_norm, micro_batches=recipe.micro_batches,
-                            recompute=recipe.recompute, update=update)
+                            replicas=recipe.replicas, recompute=recipe.recompute, update=update)
     trainer.tally = tally
     return trainer
 
@@ -107,7 +108,8 @@ def expect_state(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
 
 
 def draw_recipe(chance: random.Random) -> Recipe:
-    return Recipe(chance.choice((None, None, 0.5)), chance.choice((1, 2)), chance.choice((True, False, AUTO)))
+    clip_norm, parts = chance.choice((None, None, 0.5)), chance.choice(((1, 1), (2, 1), (1, 2)))
+    return Recipe(clip_norm, *parts, chance.choice((True, False, AUTO)))
 
 
 def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> EngineSetup:
@@ -122,7 +124,7 @@ def step_demand(recipe: Recipe, update: str) -> Demand:
     """Return the memory that a step of this recipe demands of its tiers."""
     parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
-    rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
+    rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches, recipe.replicas)
     on_host = (tile for parameter in parameters.values() for tile in parameter.weights.values() if update == "host")
     kept = kept_if(recipe.recompute is True, CONFIG)
     program = record(kind, parameters, rows, kept=kept, on_host=frozenset(on_host))
