@@ -99,6 +99,7 @@ def _check_batch(options: Options) -> None:
         times = "" if options.gradient_accumulation == 1 else f" --gradient-accumulation {options.gradient_accumulation}"
         raise ValueError(f"--batch-size {options.batch_size}{times} makes a step of at least {tokens:,} tokens; expected at "
                          f"most {MOST_TOKENS:,}")
-    if options.batch_size % options.micro_batches:
-        raise ValueError(f"--batch-size {options.batch_size} cannot be split into --micro-batches {options.micro_batches}; "
-                         "choose a divisor")
+    if options.batch_size % (parts := options.replicas * options.micro_batches):
+        replicas = f"--replicas {options.replicas} x " if options.replicas > 1 else ""
+        raise ValueError(f"--batch-size {options.batch_size} cannot be split into {replicas}--micro-batches "
+                         f"{options.micro_batches}; choose a multiple of {parts}, or fewer parts")

@@ -59,7 +59,7 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
     """Return a new model of this shape, or the one in the folder that --model names."""
     folder, tiling = model_folder(options), Tiling(shape, options.tile, runtime_of(engine).device.grain)
     # Fail before hours of reading or drawing the weights.
-    tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts)
+    tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts, options.replicas)
     if folder is not None:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
     check_room(runtime_of(engine), tiling, STATES_NBYTES)
@@ -71,7 +71,7 @@ def new_trainer(options: Options, model: GPT2) -> Trainer:
     optimizer = AdamW(betas=(options.beta1, options.beta2), eps=options.eps, weight_decay=options.weight_decay,
                       **_schedule(options))  # fmt: skip
     return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.parts,
-                   recompute=options.recomputing, update=options.update)
+                   replicas=options.replicas, recompute=options.recomputing, update=options.update)
 
 
 def follow(trainer: Trainer, options: Options) -> tuple[Options, str]:

@@ -56,8 +56,13 @@ class Options:
     gradient_accumulation: int = option(
         1, values.count, "N", "batches whose gradients add up to one step (default: {default})", group=_STEP, plans=True)
     micro_batches: int = option(
-        1, values.count, "M", "parts to split each batch into, so that a step needs less memory (default: {default})",
+        1, values.count, "M",
+        "parts to split each batch into, or each replica's share of it, so that a step needs less memory (default: {default})",
         group=_STEP, plans=True)
+    replicas: int = option(
+        1, values.power_of_two, "R",
+        "groups of each batch's sequences with gradients of their own, which a fixed tree adds; 1, 2, 4, 8 or a higher power "
+        "of two (default: {default})", group=_STEP, plans=True)
     seq_len: int | None = option(
         None, values.count, "T", "tokens per sequence (default: the most that the model takes)", group=_STEP, plans=True)
     clip_norm: float | None = option(
@@ -205,7 +210,7 @@ class Options:
 
     @property
     def parts(self) -> int:
-        """The number of micro-batches in a step."""
+        """The number of micro-batches in a step, or in each replica's share of it."""
         return self.micro_batches * self.gradient_accumulation
 
     @property

@@ -27,5 +27,6 @@ def machine_of(options: Options) -> Machine:
 
 def work_of(options: Options, seq_len: int) -> Work:
     """Return the work of a training step on sequences of `seq_len` tokens."""
-    return Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, tile=options.tile,
-                recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
+    return Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, replicas=options.replicas,
+                tile=options.tile, recompute=options.recomputing, clip_norm=options.clip_norm,
+                update=options.update)  # fmt: skip

@@ -18,6 +18,7 @@ from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.model import choose_shape
+from asynctile.cli.options import Options
 from asynctile.cli.placement import machine_of, work_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
@@ -55,13 +56,18 @@ def run(given: dict[str, Any]) -> int:
         rates = _rates(machine, stages) if rates is None else rates
         machine = replace(machine, measured=rates, gemm_rate=gemm_rate)
         plan = plan_step(shape, work_of(options, seq_len), machine, stages.begin)
-    batch = f"{counted(options.sequences, 'sequence')} of {counted(seq_len, 'token')}"
     print_rows([
         ("model", shape.summary),
-        ("batch", f"{batch}, in micro-batches: {options.parts}"),
+        ("batch", _batch(options, seq_len)),
         *plan.lines(),
     ])  # fmt: skip
     return 0
+
+
+def _batch(options: Options, seq_len: int) -> str:
+    replicas = "" if options.replicas == 1 else f"in replicas: {options.replicas}, each "
+    batch = f"{counted(options.sequences, 'sequence')} of {counted(seq_len, 'token')}"
+    return f"{batch}, {replicas}in micro-batches: {options.parts}"
 
 
 def _rates(machine: Machine, stages: _Stages) -> Rates | None:

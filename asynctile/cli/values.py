@@ -16,7 +16,7 @@ from asynctile.storage.sizes import parse_size
 
 __all__ = [
     "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_of_class", "name_or_none", "natural", "one_of",
-    "positive", "share", "size", "size_or_none", "steps",
+    "positive", "power_of_two", "share", "size", "size_or_none", "steps",
 ]  # fmt: skip
 
 #: The value that removes an option from a resumed run.
@@ -46,6 +46,14 @@ def count(text: str) -> int:
 def count_or_none(text: str) -> int | None:
     """Return a whole number of 1 or more, or None for "none"."""
     return None if text == NONE else count(text)
+
+
+def power_of_two(text: str) -> int:
+    """Return 1, 2, 4, 8 or a higher power of two."""
+    value = count(text)
+    if value & (value - 1):
+        raise _refusal(text, "a power of two, such as 1, 2, 4 or 8")
+    return value
 
 
 def steps(text: str) -> tuple[int, int | None]:

@@ -27,11 +27,11 @@ async def trainer_of(options: Options) -> Trainer:
 
 async def test_a_trainer_follows_its_options() -> None:
     options = Options(lr=0.5, schedule="linear", min_lr=0.01, warmup=3, steps=40, beta1=0.8, beta2=0.99, eps=1e-6,
-                      weight_decay=0.2, clip_norm=2.0, micro_batches=2, gradient_accumulation=3)  # fmt: skip
+                      weight_decay=0.2, clip_norm=2.0, micro_batches=2, replicas=4, gradient_accumulation=3)  # fmt: skip
     trainer = await trainer_of(options)
     assert trainer.optimizer == AdamW(lr=0.5, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.2, warmup=3, decay_steps=40,
                                       min_lr=0.01, decay="linear")  # fmt: skip
-    assert (trainer.micro_batches, trainer.clip_norm) == (6, 2.0)
+    assert (trainer.micro_batches, trainer.replicas, trainer.clip_norm) == (6, 4, 2.0)
     assert (await trainer_of(Options(lr=0.5, schedule="constant"))).optimizer.decay_steps is None
     assert (await trainer_of(Options(lr=0.5))).optimizer == AdamW(lr=0.5, warmup=100, decay_steps=2000, min_lr=0.05)
 
@@ -144,6 +144,8 @@ def test_a_plan_covers_the_whole_step(program: Program, shape: Path) -> None:
     added = program("plan", *words, "--batch-size", 4, "--gradient-accumulation", 3)
     assert added == program("plan", *words, "--batch-size", 12, "--micro-batches", 3)
     assert added[0] == 0 and "12 sequences of 32 tokens, in micro-batches: 3" in added[1]
+    parted = program("plan", *words, "--batch-size", 12, "--replicas", 4)
+    assert parted[0] == 0 and "12 sequences of 32 tokens, in replicas: 4, each in micro-batches: 1" in parted[1]
 
 
 def test_epochs_become_steps_that_the_run_remembers(program: Program, text: Path, shape: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def remembered(**changes: Any) -> dict[str, Any]:
         ("steps", None), ("batch_size", 10**30), ("batch_size", []), ("seed", -1), ("seed", 10**90), ("seed", 1.5),
         ("schedule", "step"), ("schedule", None), ("min_lr", -1.0), ("beta1", 1.0), ("beta2", "0.9"), ("eps", 0),
         ("gradient_accumulation", 0), ("epochs", 0.0), ("decay_steps", 0),
+        ("replicas", 3), ("replicas", 0), ("replicas", True), ("replicas", "2x"),
         ("lr", float("nan")), ("lr", float("inf")), ("lr", "0.1"), ("lr", 0), ("lr", False), ("clip_norm", -1.0),
         ("weight_decay", -0.1), ("warmup", -1), ("host_memory", "lots"), ("host_memory", 0), ("host_memory", 1.5),
         ("device", ["cpu"]), ("device", ""), ("device", None), ("recompute", "no"), ("recompute", 1), ("recompute", "auto"),
@@ -45,7 +46,9 @@ def test_a_value_that_could_not_be_typed_is_refused_by_name(name: str, value: An
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(("name", "value"), [("device", "tpu"), ("precision", "half"), ("update", "gpu"), ("micro_batches", 5)])
+@pytest.mark.parametrize(("name", "value"), [
+    ("device", "tpu"), ("precision", "half"), ("update", "gpu"), ("micro_batches", 5), ("replicas", 8),
+])  # fmt: skip
 def test_values_that_do_not_fit_are_refused_as_typed_ones_are(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} {value}"):
         resumed_options({}, remembered(**{name: value}), RUN)
@@ -54,7 +57,7 @@ def test_values_that_do_not_fit_are_refused_as_typed_ones_are(name: str, value: 
 def test_the_options_that_a_run_remembers_are_read_back_unchanged() -> None:
     options = Options(data="/a/text", model="gpt2", tokenizer="bpe:300", device="emulated", device_memory=1 << 20,
                       host_memory=7, spill="/a/disk", spill_limit=4096, link_rate=10**9, prefetch=0, update="host", tile=64,
-                      recompute=False, steps=3, batch_size=4, micro_batches=2, seq_len=8, lr=0.1 + 0.2, warmup=0,
+                      recompute=False, steps=3, batch_size=4, micro_batches=2, replicas=2, seq_len=8, lr=0.1 + 0.2, warmup=0,
                       weight_decay=0.0, clip_norm=1e22, seed=2**64 - 1, save_every=1, keep=1, gradient_accumulation=3,
                       schedule="linear", min_lr=0.0, beta1=0.0, beta2=0.999, eps=1e-6)  # fmt: skip
     assert resumed_options({}, json.loads(json.dumps(options.to_json())), RUN) == options
@@ -72,13 +75,20 @@ def test_a_run_keeps_its_remembered_recompute_and_a_run_without_one_chooses() ->
         resumed_options({"recompute": True}, remembered(), RUN)
 
 
+def test_a_run_keeps_its_replicas_as_it_keeps_its_micro_batches() -> None:
+    for name in ("replicas", "micro_batches"):
+        typed = f"--{name.replace('_', '-')}"
+        with pytest.raises(ValueError, match=f"{typed} 4 differs from 2 in the run runs/one and cannot be changed; leave"):
+            resumed_options({name: 4}, remembered(**{name: 2}), RUN)
+
+
 def test_a_run_older_than_the_choice_goes_on_as_it_did() -> None:
-    """The options of commit 1736f6b: the cosine that ends at a tenth, AdamW's numbers, one batch a step."""
-    new = {"gradient_accumulation", "schedule", "min_lr", "beta1", "beta2", "eps", "epochs"}
+    """The options of commit 1736f6b: the cosine that ends at a tenth, AdamW's numbers, one batch a step, one replica."""
+    new = {"replicas", "gradient_accumulation", "schedule", "min_lr", "beta1", "beta2", "eps", "epochs"}
     old = {name: value for name, value in remembered(lr=0.5, steps=500).items() if name not in new}
     options = resumed_options({"steps": 600}, old, RUN)
     assert (options.schedule, options.last_lr, options.beta1, options.beta2, options.eps) == ("cosine", 0.05, 0.9, 0.95, 1e-8)
-    assert (options.sequences, options.parts, options.steps, options.warmup) == (12, 1, 600, 50)
+    assert (options.sequences, options.parts, options.replicas, options.steps, options.warmup) == (12, 1, 1, 600, 50)
     assert options.decay_steps is None
 
 

@@ -34,7 +34,7 @@ def refused(result: tuple[int, str, str], *words: str, command: str = "train") -
     ("option", "value"),
     [
         ("--steps", "-3"), ("--steps", "0"), ("--steps", "1.5"), ("--steps", "many"), ("--steps", "nan"),
-        ("--batch-size", "0"), ("--micro-batches", "-1"), ("--seq-len", "0"), ("--tile", "0"),
+        ("--batch-size", "0"), ("--micro-batches", "-1"), ("--replicas", "3"), ("--seq-len", "0"), ("--tile", "0"),
         ("--lr", "0"), ("--lr", "-0.1"), ("--lr", "nan"), ("--lr", "inf"), ("--lr", "-inf"), ("--lr", "fast"),
         ("--weight-decay", "-.1"), ("--clip-norm", "0"), ("--warmup", "-1"), ("--seed", "-1"), ("--prefetch", "-1"),
         ("--save-every", "0"), ("--keep", "0"), ("--gradient-accumulation", "0"), ("--epochs", "0"), ("--epochs", "-1"),
@@ -62,6 +62,7 @@ def test_invalid_numbers_are_refused(program: Program, command: str, option: str
         (["--device", "cpu", "--device-memory", "1GiB"], ["--device-memory", "--host-memory"]),
         (["--device", "cpu", "--link-rate", "1GiB"], ["--link-rate", "emulated"]),
         (["--micro-batches", "3"], ["4", "3"]),
+        (["--replicas", "8"], ["--batch-size 4 cannot be split into --replicas 8 x --micro-batches 1", "a multiple of 8"]),
         (["--seq-len", "33"], ["33", "32"]),
         (["--warmup", "7"], ["7", "6"]),
         (["--min-lr", "0.1", "--lr", "0.01"], ["--min-lr 0.1 is above --lr 0.01", "choose at most --lr"]),

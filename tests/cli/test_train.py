@@ -72,10 +72,10 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert train("--out", whole, "--clip-norm", 1, "--micro-batches", 2)[0] == 0
+    assert train("--out", whole, "--clip-norm", 1, "--micro-batches", 2, "--replicas", 2)[0] == 0
     stop_after(monkeypatch, 2, number)
     before = signal.getsignal(number)
-    status, out, _ = train("--out", cut, "--clip-norm", 1, "--micro-batches", 2)
+    status, out, _ = train("--out", cut, "--clip-norm", 1, "--micro-batches", 2, "--replicas", 2)
     assert status == 130 and "--resume" in out
     assert signal.getsignal(number) is before
     stopped = steps(cut)[-1]
