@@ -20,6 +20,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 # Two processes a core, because half of a test's time is waiting; at most 8. A process that has finished takes tests from another.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * len(os.sched_getaffinity(0))))')
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Where torch is installed, every process would spend seconds importing it for tests that it does not run.
+NO_TORCH := --ignore=tests/reference --ignore=tests/gpu/test_torch.py
 
 .PHONY: train test laws lint docs map reference strict
 
@@ -29,10 +31,10 @@ train: $(VENV)/.has-plot
 		$(if $(wildcard $(RUN)/run.json),--resume)
 
 test: lint
-	$(PYTEST) -m "not reference and not gpu and not laws"
+	$(PYTEST) $(NO_TORCH) -m "not reference and not gpu and not laws"
 
 laws: $(VENV)/.has-test
-	$(PYTEST) -m "laws and not reference and not gpu"
+	$(PYTEST) $(NO_TORCH) -m "laws and not reference and not gpu"
 
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -79,7 +80,12 @@ def sources() -> dict[str, Path]:
 
 
 SOURCES = sources()
-TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(SOURCES[module].read_text())
 
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -96,7 +102,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 def imports_of(module: str) -> set[str]:
     """Return the modules of asynctile that a module imports."""
-    names = {name for name in imported(TREES[module]) if name.split(".")[0] == "asynctile"}
+    names = {name for name in imported(tree_of(module)) if name.split(".")[0] == "asynctile"}
     # `from asynctile import cli` names a module, `from asynctile import Engine` does not.
     return {name if name in SOURCES else name.rpartition(".")[0] for name in names}
 
@@ -161,14 +167,14 @@ def test_imports_run_one_way(module: str) -> None:
 def test_a_pure_floor_runs_without_a_loop_a_thread_a_clock_or_a_file(floor: str) -> None:
     """Everything that the floor imports counts too, such as storage/ledger.py. The __init__ of a package above does not."""
     below = set().union(*(all_below(module) for module in SOURCES if floor_of(module) == floor))
-    wrong = {module: found for module in sorted(below) if (found := impure(TREES[module]))}
+    wrong = {module: found for module in sorted(below) if (found := impure(tree_of(module)))}
     assert not wrong, f"{floor}/ is pure, and with it all that it imports: {wrong}"
 
 
 @pytest.mark.parametrize("module", sorted(module for module in SOURCES.keys() - ARITHMETIC if floor_of(module) in PURE))
 def test_a_pure_floor_touches_no_bytes(module: str) -> None:
     """A pure module may name NumPy's types. It makes and reads no array and asks no tile or slot for one."""
-    found = bytes_touched(TREES[module])
+    found = bytes_touched(tree_of(module))
     assert not found, f"{module}: {found}"
 
 
@@ -196,9 +202,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 @pytest.mark.parametrize("module", sorted(SOURCES))
 def test_imports_are_absolute(module: str) -> None:
     """Modules import by the package's name, neither by dots nor by the name that a folder has in a checkout."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree_of(module)):
         assert not isinstance(node, ast.ImportFrom) or not node.level, f"{module} line {node.lineno}"
-    assert not {name.split(".")[0] for name in imported(TREES[module])} & {"layers", "storage"}
+    assert not {name.split(".")[0] for name in imported(tree_of(module))} & {"layers", "storage"}
 
 
 @pytest.mark.parametrize("folder", ["layers", "storage"])
@@ -250,7 +256,7 @@ def test_each_folder_of_modules_is_a_package() -> None:
 
 
 def test_a_class_name_is_used_once() -> None:
-    counts = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    counts = Counter(node.name for module in SOURCES for node in ast.walk(tree_of(module)) if isinstance(node, ast.ClassDef))
     assert {name for name, count in counts.items() if count > 1} <= SHARED_NAMES
 
 

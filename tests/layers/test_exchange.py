@@ -51,10 +51,10 @@ def sparse(name: str) -> Damage:
     return lambda folder: os.truncate(folder / name, 1 << 40)
 
 
-def index(table: Any) -> Damage:
+def index(table: str | Callable[[], Any]) -> Damage:
     def put(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors.index.json").write_text(table if isinstance(table, str) else json.dumps(table))
+        (folder / "model.safetensors.index.json").write_text(table if isinstance(table, str) else json.dumps(table()))
 
     return put
 
@@ -75,7 +75,16 @@ def device(name: str) -> Damage:
     return put
 
 
-MANY = {f"transformer.h.{n}.x": {"dtype": "F32", "shape": [], "data_offsets": [4 * n, 4 * n + 4]} for n in range(20_000)}
+def weight_map(count: int, ending: str = "") -> Callable[[], Any]:
+    """Return a function that makes the index of so many files."""
+    return lambda: {"weight_map": {f"{n}": f"{n}{ending}" for n in range(count)}}
+
+
+def many() -> dict[str, Any]:
+    """Return the header of 20,000 tensors. Cases call it, so that collecting them takes no time."""
+    return {f"transformer.h.{n}.x": {"dtype": "F32", "shape": [], "data_offsets": [4 * n, 4 * n + 4]} for n in range(20_000)}
+
+
 DEEP = "[" * 100_000
 
 
@@ -100,10 +109,10 @@ DEEP = "[" * 100_000
     (text("config.json", "[" + "[]," * 3_000_000), "cannot read"),
     (text(CHECKSUMS, DEEP), "checksums.json is damaged"),
     (index(DEEP), "index.json is damaged"),
-    (index({"weight_map": {"a": "b\0c"}}), "index.json is damaged"),
-    (index({"weight_map": {f"{n}": f"{n}.safetensors" for n in range(300_000)}}), "index.json: it has 8.94 MiB, expected"),
-    (index({"weight_map": {f"{n}": f"{n}" for n in range(30_000)}}), "names 30000 files for a model of at most 34 tensors"),
-    (lambda folder: header(folder, MANY, 80_000), "bytes, expected at most 1065984 for a model of 34 tensors"),
+    (index(lambda: {"weight_map": {"a": "b\0c"}}), "index.json is damaged"),
+    (index(weight_map(300_000, ".safetensors")), "index.json: it has 8.94 MiB, expected"),
+    (index(weight_map(30_000)), "names 30000 files for a model of at most 34 tensors"),
+    (lambda folder: header(folder, many(), 80_000), "bytes, expected at most 1065984 for a model of 34 tensors"),
     (lambda folder: header(folder, DEEP.encode()), "100000 bytes of header are not JSON (it is nested"),
     (lambda folder: header(folder, {"a": {"dtype": "F32", "shape": [2] * 10**5, "data_offsets": [0, 8]}}, 8), "tensor 'a' is"),
     *((damage(name), f"{name}: {why}") for name in ("config.json", "model.safetensors")

@@ -39,18 +39,27 @@ def program(kept: int, kind: str = "step") -> tuple[int, Demand]:
     return sum(1 for _ in found.operations()), demand_of([found], parameters.states())
 
 
-NBYTES = [program(kept)[1].resident_nbytes for kept in range(PARTS + 1)]
-#: The number of kept parts, by the operations of a step.
-KEPT = {program(kept, kind)[0]: kept for kept in range(PARTS + 1) for kind in ("step", "step_clipped")}
-#: The demand of another model that is not trained.
-OTHER = demand_of([], (tile for item in DEEP.parameters().values() for tile in item.weights.values())).resident_nbytes
+def nbytes_of(kept: int) -> int:
+    """Return the bytes of a step in which that many parts keep their activations."""
+    return program(kept)[1].resident_nbytes
+
+
+@cache
+def kept_of() -> dict[int, int]:
+    """Return the number of kept parts, by the operations of a step."""
+    return {program(kept, kind)[0]: kept for kept in range(PARTS + 1) for kind in ("step", "step_clipped")}
+
+
+def nbytes_of_another() -> int:
+    """Return the bytes of another model that is not trained."""
+    return demand_of([], (tile for item in DEEP.parameters().values() for tile in item.weights.values())).resident_nbytes
 
 
 async def step_on(trainer: Trainer, number: int = 1) -> int:
     """Do a step; return how many parts kept their activations, told from the number of its operations."""
     before = trainer.model.engine.statistics().operations
     await trainer.step(*DEEP.batch_of_tokens(number))
-    return KEPT[trainer.model.engine.statistics().operations - before]
+    return kept_of()[trainer.model.engine.statistics().operations - before]
 
 
 async def trainer_on(engine: Any, **options: Any) -> Trainer:
@@ -79,8 +88,8 @@ async def yardstick(clip_norm: float | None) -> Tensors:
 
 
 def test_the_number_of_operations_tells_how_many_parts_are_kept() -> None:
-    assert sorted(KEPT.values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert sorted(set(NBYTES)) == NBYTES
+    assert sorted(kept_of().values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert all(nbytes_of(kept) < nbytes_of(kept + 1) for kept in range(PARTS))
 
 
 @pytest.mark.parametrize(
@@ -97,13 +106,13 @@ async def test_as_many_parts_are_kept_as_fit_on_the_device_and_no_bit_depends_on
 
 
 async def test_nothing_is_kept_where_tiles_have_to_move() -> None:
-    for nbytes in (NBYTES[0] - 1, STATES // 3):
+    for nbytes in (nbytes_of(0) - 1, STATES // 3):
         async with training("emulated", device_memory=nbytes) as trainer:
             assert await step_on(trainer) == 0
 
 
 async def test_ram_below_a_device_must_hold_kept_activations_as_well() -> None:
-    async with training("emulated", device_memory=2 * NBYTES[-1], host_memory=NBYTES[2]) as trainer:
+    async with training("emulated", device_memory=2 * nbytes_of(PARTS), host_memory=nbytes_of(2)) as trainer:
         assert await step_on(trainer) == 2
 
 
@@ -111,7 +120,7 @@ async def test_ram_below_a_device_must_hold_kept_activations_as_well() -> None:
 async def test_nothing_is_kept_that_would_go_to_the_disk(device: str, tmp_path: Path) -> None:
     """The spill folder holds a step that keeps nothing, and no more; tiles there and in RAM are whole pages."""
     none, some = (program(kept)[1].rounded(4096).resident_nbytes for kept in (0, 2))
-    more = {} if device == "cpu" else {"device_memory": 2 * NBYTES[-1]}
+    more = {} if device == "cpu" else {"device_memory": 2 * nbytes_of(PARTS)}
     async with training(device, host_memory=none - 1, spill=tmp_path, spill_limit=none + 4096, **more) as trainer:
         assert await step_on(trainer) == 0
         assert trainer.model.engine.statistics().spill_written_bytes > 0 or device == "emulated"
@@ -122,7 +131,7 @@ async def test_nothing_is_kept_that_would_go_to_the_disk(device: str, tmp_path: 
 
 async def test_gradients_choose_separately() -> None:
     nbytes = program(2, "gradients")[1].resident_nbytes
-    assert NBYTES[1] <= nbytes < NBYTES[2], "a step has more inputs"
+    assert nbytes_of(1) <= nbytes < nbytes_of(2), "a step has more inputs"
     async with training("cpu", host_memory=nbytes) as trainer:
         expected = await trainer.gradients(*DEEP.batch_of_tokens())
         assert await step_on(trainer) == 1
@@ -132,14 +141,14 @@ async def test_gradients_choose_separately() -> None:
 
 
 async def test_tiles_of_another_model_come_first() -> None:
-    async with Engine("cpu", host_memory=NBYTES[3] + OTHER) as engine:
+    async with Engine("cpu", host_memory=nbytes_of(3) + nbytes_of_another()) as engine:
         await lively(engine, DEEP, seed=2)
         assert await step_on(await trainer_on(engine)) == 3
 
 
 async def test_a_model_made_later_takes_the_room_of_activations() -> None:
     """This happens in RAM, where a step that kept as much as before would be refused; the new choice then stays."""
-    async with training("cpu", host_memory=NBYTES[2] + OTHER) as trainer:
+    async with training("cpu", host_memory=nbytes_of(2) + nbytes_of_another()) as trainer:
         assert await step_on(trainer) == PARTS
         other = await lively(trainer.model.engine, DEEP, seed=2)
         assert [await step_on(trainer, number) for number in (2, 3)] == [0, 0]
@@ -154,22 +163,22 @@ async def test_a_model_made_later_takes_the_room_of_activations() -> None:
 
 
 async def test_a_step_that_fits_in_no_way_is_refused_with_its_least_need() -> None:
-    async with training("cpu", host_memory=NBYTES[0] - 1) as trainer:
+    async with training("cpu", host_memory=nbytes_of(0) - 1) as trainer:
         with pytest.raises(BudgetError) as caught:
             await trainer.step(*DEEP.batch_of_tokens())
-        assert caught.value.floor == NBYTES[0]
+        assert caught.value.floor == nbytes_of(0)
         assert trainer.step_count == 0
 
 
 async def test_ram_that_is_lent_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A save may have borrowed it. The step chooses as if the RAM were there, and waits for it."""
-    async with training("cpu", host_memory=NBYTES[-1]) as trainer:
+    async with training("cpu", host_memory=nbytes_of(PARTS)) as trainer:
         engine = trainer.model.engine
         reserve = runtime_of(engine).reserve
 
         async def lend() -> Any:
             async with runtime_of(engine).exclusive():
-                return runtime_of(engine).tiers.caps.borrow(NBYTES[-1] - NBYTES[1], "a test")
+                return runtime_of(engine).tiers.caps.borrow(nbytes_of(PARTS) - nbytes_of(1), "a test")
 
         async def give_back_and_reserve(demand: Demand) -> None:  # by now the choice is made
             loan.give_back()
@@ -182,30 +191,30 @@ async def test_ram_that_is_lent_changes_no_choice(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_shares_choose_by_their_own_caps_and_the_engine_by_the_rest() -> None:
-    async with Engine("cpu", host_memory=NBYTES[1] + NBYTES[3]) as engine:
+    async with Engine("cpu", host_memory=nbytes_of(1) + nbytes_of(3)) as engine:
         own = await trainer_on(engine)
-        async with engine.share(host_memory=NBYTES[3]) as part:
+        async with engine.share(host_memory=nbytes_of(3)) as part:
             assert await step_on(await trainer_on(part)) == 3
             assert await step_on(own) == 1
         assert await step_on(own, 2) == PARTS
 
 
 async def test_updates_are_placed_for_the_chosen_program() -> None:
-    async with Engine("emulated", device_memory=NBYTES[2]) as engine:
+    async with Engine("emulated", device_memory=nbytes_of(2)) as engine:
         assert await step_on(await trainer_on(engine, update="auto")) == 2
 
 
 @pytest.mark.parametrize("kept", range(PARTS + 1))
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 def test_a_plan_keeps_what_a_run_keeps(device: str, kept: int) -> None:
-    plan = plan_step(DEEP.config, DEEP.work(), Machine(device=device, **{CAP[device]: NBYTES[kept]}))
+    plan = plan_step(DEEP.config, DEEP.work(), Machine(device=device, **{CAP[device]: nbytes_of(kept)}))
     assert plan.kept == kept
     told = dict(plan.lines())["activations kept"]
     assert told == (f"of the head and {kept - 1} of 3 layers" if kept else "none, recomputed in backward")
-    assert plan.resident_bytes == NBYTES[kept]
+    assert plan.resident_bytes == nbytes_of(kept)
     if device == "cpu":
-        assert plan.floor_bytes == NBYTES[0]
-        assert plan_step(DEEP.config, DEEP.work(recompute=False), Machine(device=device)).floor_bytes == NBYTES[-1]
+        assert plan.floor_bytes == nbytes_of(0)
+        assert plan_step(DEEP.config, DEEP.work(recompute=False), Machine(device=device)).floor_bytes == nbytes_of(PARTS)
 
 
 async def test_true_and_false_ignore_the_caps() -> None:

@@ -12,23 +12,24 @@ from asynctile.play.native import look
 from asynctile.play.tables import OPERATION, TRANSFER, Tables, room
 
 WORDS = types.int64[::1]
+SIGNATURE = types.void(WORDS, WORDS, WORDS, types.int64)
 
 
-@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+@njit(nogil=True)
 def mark(marks, before, missing, entry):
     for other in before:
         missing[entry] += marks[other] == 0
     marks[entry] += 1
 
 
-@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+@njit(nogil=True)
 def number(marks, before, missing, entry):
     """Store the number of marks in `missing`."""
     missing[entry] = marks.sum()
     marks[entry] += 1
 
 
-@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+@njit(nogil=True)
 def fail(marks, before, missing, entry):
     """Raise if an entry has a mark before it."""
     marks[entry] += 1
@@ -36,18 +37,25 @@ def fail(marks, before, missing, entry):
         raise ValueError("an entry that fails")
 
 
-@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+@njit(nogil=True)
 def overdraw(marks, before, missing, entry):
     """Ask for more memory than there is."""
     marks[entry] += 1
     missing[entry] += np.ones(1 << 60)[entry] > 2
 
 
-@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+@njit(nogil=True)
 def hold(marks, before, missing, entry):
     """Run until some other thread has set the entry's mark."""
     while look(marks[entry:].ctypes.data) == 0:
         pass
+
+
+def compiled(kernel):
+    """Return the kernel, compiled for its one signature. Each takes a tenth of a second, so only those in use are compiled."""
+    if not kernel.signatures:
+        kernel.compile(SIGNATURE)
+    return kernel
 
 
 class Marked:
@@ -90,7 +98,7 @@ class Marked:
 
     def _call(self, kernel, entry):
         arrays = self.marks, self.before[entry], self.missing
-        block = layout(kernel, [(array.shape, array.dtype) for array in arrays], (entry,), False)
+        block = layout(compiled(kernel), [(array.shape, array.dtype) for array in arrays], (entry,), False)
         for place, array in zip(block.pointers, arrays, strict=True):
             block.words[place] = array.ctypes.data
         return block

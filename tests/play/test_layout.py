@@ -9,7 +9,7 @@ from asynctile.play.layout import layout, native_of
 TILE = ((3, 5), np.float32)
 
 
-@njit([types.void(types.float32[:, ::1], types.boolean, types.int64, types.float64, types.float64[::1])], nogil=True)
+@njit(nogil=True)
 def compiled(tile, flag, count, real, number):
     number[0] = count
 
@@ -19,14 +19,22 @@ def lazy(tile):
     tile[0, 0] = 1
 
 
-@njit([types.void(*[types.float64] * 5)])
+@njit
 def real(a, b, c, d, e):
     pass
 
 
-@njit([types.void(*[types.float32[:, ::1]] * 15)])
+@njit
 def wide(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o):  # noqa: E741
     pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_here():
+    """Compile all but `lazy`. Here, because processes that run other tests import this module as well."""
+    compiled.compile(types.void(types.float32[:, ::1], types.boolean, types.int64, types.float64, types.float64[::1]))
+    real.compile(types.void(*[types.float64] * 5))
+    wide.compile(types.void(*[types.float32[:, ::1]] * 15))
 
 
 def test_arrays_are_spread_over_words_and_floats_are_separate():

@@ -12,7 +12,7 @@ from asynctile.play.tables import room
 from tests.kernels.cpu.test_bits import operands
 from tests.kernels.cuda.test_orders import calls
 from tests.kernels.reference import random
-from tests.play.schedules import fail, mark, overdraw
+from tests.play.schedules import compiled, fail, mark, overdraw
 
 pytestmark = pytest.mark.skipif(not native.player_supported(), reason="kernels are not called by address on this machine")
 ATTENTION = ("attention", "attention_delta", "attention_backward", "attention_backward_whole")
@@ -80,7 +80,7 @@ def test_a_kernel_called_by_address_gives_the_bits_of_the_same_kernel_called_by_
 def test_a_kernel_that_raises_or_finds_no_memory_reports_it_and_others_do_not():
     arrays = [np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(1, np.int64)]
     statuses = [
-        by_address(layout(kernel, [(array.shape, array.dtype) for array in arrays], (0,), False), arrays)
+        by_address(layout(compiled(kernel), [(array.shape, array.dtype) for array in arrays], (0,), False), arrays)
         for kernel in (fail, overdraw, mark)
     ]
     assert statuses[0] not in (0, -2) and statuses[1] not in (0, -2) and statuses[2] in (0, -2)
