@@ -29,11 +29,6 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)
 
 
-# Every training makes 100,000 objects that are no garbage. With Python's thresholds the collector visits all of them a dozen
-# times, and takes 15% of the time of all tests.
-gc.set_threshold(100_000, 10, 10)
-
-
 def pytest_configure(config):
     config.pluginmanager.register(Transitions())
 

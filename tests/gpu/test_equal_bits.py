@@ -16,7 +16,7 @@ from asynctile import BudgetError, Engine
 from asynctile.layers import GPT2
 from tests.gpu.conftest import NAME
 from tests.layers.shapes import SHAPES, Shape
-from tests.layers.training import RAGGED, SMALL, Outcome, assert_same_bits, outcome
+from tests.layers.training import SMALL, TWO_BLOCKS, Outcome, assert_same_bits, outcome
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +28,7 @@ _yardsticks: dict[tuple[Shape, str], Outcome] = {}
 
 @pytest.fixture
 def main_shape(rehearsed: bool) -> Shape:
-    return SMALL if rehearsed else RAGGED
+    return SMALL if rehearsed else TWO_BLOCKS
 
 
 @pytest.fixture(params=["fp32", "tf32", "bf16"])

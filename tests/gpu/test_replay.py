@@ -18,7 +18,7 @@ from asynctile.layers import Trainer
 from tests.gpu.conftest import NAME
 from tests.inside_engine import device_of
 from tests.layers.shapes import Shape
-from tests.layers.training import OPTIMIZER, RAGGED, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.layers.training import OPTIMIZER, SMALL, TWO_BLOCKS, Tensors, assert_same_tensors, batches_of, lively, moments_of
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,7 @@ STEPS = 5  # step 1 is issued, step 2 captured and replayed; all later steps are
 
 @pytest.fixture
 def shape(rehearsed: bool) -> Shape:
-    return SMALL if rehearsed else RAGGED
+    return SMALL if rehearsed else TWO_BLOCKS
 
 
 def share(shape: Shape, part: float) -> int:

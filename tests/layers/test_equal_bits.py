@@ -26,7 +26,7 @@ from asynctile.program.needs import demand_of
 from tests.inside_engine import device_of
 from tests.laws import covering, law
 from tests.layers.shapes import LIGHT, Shape
-from tests.layers.training import NARROW, RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
+from tests.layers.training import NARROW, RAGGED, TWO_BLOCKS, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
 from tests.settle import HANG_S
 
 #: None of these runs takes more than a second or two; a hanging run must not take the whole suite with it.
@@ -130,7 +130,9 @@ async def test_the_exact_floor_is_enough_for_every_shape(shape: Shape) -> None:
     await check(shape, await floor_of(shape))
 
 
-@pytest.mark.parametrize(("trained", "count"), [(NARROW, 7), law(RAGGED, 20)], ids=["small", "ragged"])
+@pytest.mark.parametrize(
+    ("trained", "count"), [(NARROW, 7), (TWO_BLOCKS, 3), law(TWO_BLOCKS, 20)], ids=["small", "two blocks", "all of two blocks"]
+)
 async def test_every_budget_between_the_floor_and_the_whole_model_ends_and_agrees(trained: Shape, count: int) -> None:
     floor, whole = await floor_of(trained), 2 * trained.config.states_nbytes
     caps = [floor + (whole - floor) * index // (count - 1) for index in range(count)]

@@ -22,11 +22,11 @@ from asynctile.layers import GPT2, Trainer
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
 from tests.laws import law
-from tests.layers.training import NARROW, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.layers.training import LONE, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 from tests.settle import HANG_S
 
 STEPS = 4  # on a GPU, step 1 loads tiles, step 2 captures graphs, later steps replay them
-STATES = NARROW.config.states_nbytes
+STATES = LONE.config.states_nbytes
 #: The caps of a job on device, RAM and disk: the device, its caps by name, and whether there is a disk below.
 PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
     "cpu": ("cpu", {"host_memory": 2 * STATES}, False),
@@ -94,14 +94,14 @@ class Trained:
 
 
 async def trained(engine: Any, seed: int) -> Trained:
-    trainer = Trainer(await lively(engine, NARROW, seed), OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
-    reports = [report async for report in trainer.run(batches_of(NARROW, STEPS, first=seed))]
+    trainer = Trainer(await lively(engine, LONE, seed), OPTIMIZER, micro_batches=LONE.micro_batches, update="device")
+    reports = [report async for report in trainer.run(batches_of(LONE, STEPS, first=seed))]
     moved = [(one.uploaded_bytes, one.downloaded_bytes, one.spill_read_bytes, one.spill_written_bytes) for one in reports]
     return Trained([one.loss for one in reports], moved, await trainer.model.state_dict() | await moments_of(trainer))
 
 
 async def generated(engine: Any) -> list[int]:
-    model = await lively(engine, NARROW, 3)
+    model = await lively(engine, LONE, 3)
     return [token async for token in model.generate([1, 2, 3], max_new_tokens=12, seed=5)]
 
 
@@ -203,9 +203,9 @@ async def test_work_released_by_a_disk_in_one_share_stays_out_of_the_graph_captu
     ):
         trainers = []
         for seed, part in ((1, one), (2, other)):
-            model = await lively(part, NARROW, seed)
-            trainers.append(Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device"))
-        batches = [batches_of(NARROW, STEPS, first=seed) for seed in (1, 2)]
+            model = await lively(part, LONE, seed)
+            trainers.append(Trainer(model, OPTIMIZER, micro_batches=LONE.micro_batches, update="device"))
+        batches = [batches_of(LONE, STEPS, first=seed) for seed in (1, 2)]
         losses = [[(await trainers[0].step(*batches[0][0])).loss], []]
         device = device_of(engine)
         upload, begin = device.streams()[1], device.driver.begin_capture
@@ -243,9 +243,9 @@ async def test_an_engine_trains_beside_a_share_and_with_the_whole_memory_afterwa
     async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
         expected = await trained(engine, 1)
     async with Engine("emulated", device_memory=STATES, host_memory=6 * STATES) as engine:
-        model = await lively(engine, NARROW, 1)
-        trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
-        batches = batches_of(NARROW, STEPS)
+        model = await lively(engine, LONE, 1)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=LONE.micro_batches, update="device")
+        batches = batches_of(LONE, STEPS)
         losses = [(await trainer.step(*batches[0])).loss]
         async with engine.share(**caps) as part:
             assert engine.statistics().device_memory_bytes == part.statistics().device_memory_bytes == STATES // 2
@@ -275,9 +275,9 @@ async def test_a_share_gives_everything_back_at_its_end_even_tiles_never_release
 
 async def test_a_share_that_would_leave_too_little_is_refused_and_nothing_changes() -> None:
     async with Engine("emulated", device_memory=STATES // 2, host_memory=4 * STATES) as engine:
-        model = await lively(engine, NARROW, 1)
-        trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
-        batches = batches_of(NARROW, 2)
+        model = await lively(engine, LONE, 1)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=LONE.micro_batches, update="device")
+        batches = batches_of(LONE, 2)
         await trainer.step(*batches[0])
         for caps, argument in (
             ({"device_memory": STATES // 2, "host_memory": STATES}, "device_memory"),  # everything
@@ -314,7 +314,7 @@ async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
 
         async def block() -> None:
             async with engine.share(host_memory="8MiB") as part:
-                await lively(part, NARROW, 1)
+                await lively(part, LONE, 1)
                 entered.set()
                 await asyncio.sleep(3600)
 
@@ -324,16 +324,16 @@ async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert engine.statistics().host_memory_bytes == 64 << 20
-        model = await GPT2.create(engine, NARROW.config, seed=1, tile=NARROW.tile)
-        assert np.isfinite(await model.loss(*batches_of(NARROW, 1)[0]))
+        model = await GPT2.create(engine, LONE.config, seed=1, tile=LONE.tile)
+        assert np.isfinite(await model.loss(*batches_of(LONE, 1)[0]))
 
 
 async def test_a_share_ends_after_its_save_in_the_background(tmp_path: Path) -> None:
     async with Engine("emulated", device_memory=4 * STATES, host_memory=12 * STATES) as engine:
         async with engine.share(device_memory=2 * STATES, host_memory=8 * STATES) as part:
-            model = await lively(part, NARROW, 1)
-            trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches)
-            await trainer.step(*batches_of(NARROW, 1)[0])
+            model = await lively(part, LONE, 1)
+            trainer = Trainer(model, OPTIMIZER, micro_batches=LONE.micro_batches)
+            await trainer.step(*batches_of(LONE, 1)[0])
             expected = await model.state_dict()
             await trainer.save(tmp_path / "saved", wait=False)
         assert runtime_of(engine).tiers.host.arena.lent_nbytes == 0
@@ -344,8 +344,8 @@ async def test_a_share_ends_after_its_save_in_the_background(tmp_path: Path) -> 
 
 async def test_lending_that_is_cancelled_at_any_moment_leaves_the_engine_whole() -> None:
     async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES) as engine:
-        trainer = Trainer(await lively(engine, NARROW, 1), OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
-        batches = batches_of(NARROW, 8)
+        trainer = Trainer(await lively(engine, LONE, 1), OPTIMIZER, micro_batches=LONE.micro_batches, update="device")
+        batches = batches_of(LONE, 8)
 
         async def borrow() -> None:
             async with engine.share(device_memory=STATES // 2, host_memory=STATES):
@@ -362,5 +362,5 @@ async def test_lending_that_is_cancelled_at_any_moment_leaves_the_engine_whole()
             found = engine.statistics()
             assert (found.device_memory_bytes, found.host_memory_bytes) == (STATES, 4 * STATES)
     async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES) as engine:
-        trainer = Trainer(await lively(engine, NARROW, 1), OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
+        trainer = Trainer(await lively(engine, LONE, 1), OPTIMIZER, micro_batches=LONE.micro_batches, update="device")
         assert [(await trainer.step(*batch)).loss for batch in batches] == losses

@@ -103,8 +103,8 @@ async def test_clipping_itself_is_equal_bit_for_bit_in_every_place() -> None:
 
 
 @pytest.mark.parametrize(("device_share", "host_share", "prefetch", "clip_norm"), [
-    (0.2, 0.12, 2, None), (0.2, 0.5, 0, 1e30), (0.5, 0.2, 8, None), (3.0, 0.15, 2, 1e30),
-    law(0.2, 0.12, 2, 1e30), law(0.2, 0.5, 0, None), law(0.5, 0.2, 8, 1e30), law(3.0, 0.15, 2, None),
+    (0.2, 0.2, 2, None), (0.2, 0.5, 0, 1e30), (0.5, 0.2, 8, None), (3.0, 0.25, 2, 1e30),
+    law(0.2, 0.2, 2, 1e30), law(0.2, 0.5, 0, None), law(0.5, 0.2, 8, 1e30), law(3.0, 0.25, 2, None),
 ])  # fmt: skip
 async def test_no_budget_of_three_tiers_changes_a_bit(
     device_share: float, host_share: float, prefetch: int, clip_norm: float | None, tmp_path: Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,17 @@ from tests.layers.shapes import shape as make_shape
 Tensors = dict[str, NDArray[Any]]
 Batches = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
-#: Ragged in every direction, cut in T, groups of heads uneven; 2600 operations a step.
-RAGGED = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2, n_inner=61)
+#: Ragged in every direction, cut in T, groups of heads uneven; 1250 operations a step.
+RAGGED = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2, n_inner=61, n_layer=1)
+#: The same with a second block: 2100 operations.
+TWO_BLOCKS = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2, n_inner=61)
 #: For tests that are not about values: one block, cut in every direction, 1000 operations a step.
 SMALL = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=1)
 #: The same with a narrow MLP, where its width proves nothing: 600 operations.
 NARROW = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=1)
+#: The same model, for tests that repeat many steps: one sequence cut in T, or two short ones in two passes; 500 operations.
+LONE = replace(NARROW, batch=1, micro_batches=1)
+SHORTER = replace(NARROW, length=6)
 OPTIMIZER = AdamW(lr=1e-2, warmup=2, decay_steps=9, min_lr=1e-3)
 
 
