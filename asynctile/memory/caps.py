@@ -100,29 +100,30 @@ class Caps:
         return all(tier.arena.has_room_for(asked, self._foreign(tier, demand)) for tier, asked in wanted)
 
     async def cut_for_schedule(self, demand: Demand) -> None:
-        """Cut the caps for `demand` as if nothing had been cut before, and pack the top tier if it does not hold everything.
+        """Cut the caps for `demand` as if nothing had been cut before, and pack the tiers that do not hold everything.
 
-        RAM below a device is packed later (`pack_ram`), when the tiles that leave the device have come there.
+        Tiers that are packed already stay as they are, with their tiles. The tiles in slots of the others leave.
         """
         await self.cut(demand, exactly=True)
-        if self.top.arena.divided:
-            await self._pack()
+        for tier in self.tiers:  # from the top down, since tiles that leave the device come to RAM
+            if tier.arena.divided and not tier.arena.packed:
+                await self._pack(tier)
 
     async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
         """Make the tiers serve `demand`. BudgetError, before anything moves, if a cap is below what the demand needs.
 
-        exactly: cut as if nothing had been cut before; a packed tier stays packed where it would be divided. Otherwise
-            a cut that serves more than this demand stays, and there are slots.
+        exactly: cut as if nothing had been cut before; a packed tier stays packed where it would be divided, unless tiles come
+            there from above. Otherwise a cut that serves more than this demand stays, and there are slots.
         """
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
         self.in_turn = self.link is not None and has_turns(demand, self.host.arena, foreign[self.host])
         for tier in self._from_the_packed():
-            if exactly and tier is self.top and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
+            if exactly and self._may_stay_packed(tier, wanted, foreign):
                 continue
             serves = tier.arena.is_cut_for if exactly else tier.arena.fits
-            if serves(wanted[tier], foreign[tier]):
+            if not tier.arena.packed and serves(wanted[tier], foreign[tier]):
                 tier.back()
                 continue
             if tier.arena.must_be_empty(wanted[tier], foreign[tier]):
@@ -131,21 +132,21 @@ class Caps:
             tier.cut(wanted[tier], foreign[tier])
         self._cut_for = demand
 
-    async def _pack(self) -> None:
-        """Pack the top tier, which is divided, until it is cut again: the tiles in its slots leave.
+    def _may_stay_packed(self, tier: Tier, wanted: Mapping[Tier, Demand], foreign: Mapping[Tier, Counter[int]]) -> bool:
+        """Return whether the tier is packed and may stay so: it would be divided, and no tile comes there from above."""
+        stays, top = tier.arena.may_stay_packed(wanted[tier], foreign[tier]), self.top
+        if tier is top or not stays or self._may_stay_packed(top, wanted, foreign):
+            return stays
+        return not top.arena.must_be_empty(wanted[top], foreign[top])
+
+    async def _pack(self, tier: Tier) -> None:
+        """Pack a tier, which is divided, until it is cut again: the tiles in its slots leave.
 
         If a tile fails to leave, the next reader of its bytes meets the error.
         """
-        if not self.top.arena.packed:
-            self.top.clear()
-            await self.run_ahead.settle()
-            self.top.pack()
-
-    async def pack_ram(self) -> None:
-        """Pack RAM below a device, when everything that comes through it has come. Its tiles then stand in the tier below."""
-        self.host.clear()
+        tier.clear()
         await self.run_ahead.settle()
-        self.host.pack()
+        tier.pack()
 
     async def unpack(self) -> None:
         """Cut the packed tiers into slots again, for work that is not planned. Does nothing if no tier is packed."""

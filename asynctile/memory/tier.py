@@ -1,6 +1,6 @@
 """A tier: fast memory that is cut into slots or packed, a ledger of the tiles in it, and the moves to and from the tier below.
 
-A tier carries out moves and decides none: the ledger decides them, or the start of a schedule asks for them. A move is
+A tier carries out moves and decides none: the ledger decides them, or a caller asks for them. A move is
 enqueued with the events that it must wait for, and nothing waits here. A slot may change hands while work on it is
 under way, because events order its next owner behind that work.
 

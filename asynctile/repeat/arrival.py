@@ -1,24 +1,25 @@
-"""The tiers before and after a schedule runs: tiles are brought to its start, and the ledgers are told where it left them.
+"""The tiers before and after a schedule runs: where its run begins, and what the ledgers are told when it has ended.
 
-While a schedule runs, the ledgers are not kept. A complete run ends where the ledgers left off. A run that is left in
-the middle, at a mark, must tell them where the tiles stand. bound.py says which slot is which place.
+No byte moves here. A schedule begins where the tiles stand (asynctile/schedule/start.py), whoever has left them there. While it
+runs, the ledgers are not kept. When it ends or is left in the middle, at a mark, they are told where the tiles stand. bound.py
+says which slot is which place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from asynctile.errors import AsynctileError
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
-from asynctile.program.operation import READ
-from asynctile.program.operation import WRITE as OVERWRITE
+from asynctile.program.operation import WRITE
 from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.schedule import NOBODY, TOP, Place, Standing
-from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, LOSE, REPLACE, WRITE, Residency
+from asynctile.schedule.schedule import NOBODY, TOP, Place, Schedule, Standing
+from asynctile.schedule.start import IN_SLOT, Stands, Start
+from asynctile.schedule.uses import tiles_of
+from asynctile.storage.residency import ABSENT, DIRTY, Residency
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER, Tile
 from asynctile.streams.event import StreamEvent
@@ -32,112 +33,109 @@ def in_slots(stands: Iterable[Standing], number: int) -> dict[Tile, Standing]:
     return {one.tile: one for one in stands if one.tier == number and one.place is not None}
 
 
-async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.ndarray], start: Iterable[Standing]) -> None:
-    """Put the inputs of a program in RAM. If RAM is packed, only expect them as `start` says: they have no bytes yet."""
-    tiers, stands = assembly.tiers, {one.tile: one for one in start if one.place is not None}
-    for name, tile in program.inputs.items():
-        if tiers.host.arena.packed:
-            _expect(tiers.host, tile, stands)
-        else:
+async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.ndarray]) -> None:
+    """Put the inputs of a program in RAM, unless RAM is packed: then the schedule has a place for them, here or below."""
+    if not assembly.tiers.host.arena.packed:
+        for name, tile in program.inputs.items():
             await assembly.put(tile, inputs[name])
 
 
-def _expect(host: Tier, tile: Tile, stands: Container[Tile]) -> None:
-    """Forget the bytes of an input: the host will write it in RAM, or in the tier below."""
-    host.drop(host.of(tile), LOSE if tile in stands else REPLACE)
-
-
-async def arrange(
-    tiers: Tiers, program: Program, start: Sequence[Standing], unwritten: Collection[Tile]
-) -> BaseException | None:
-    """Bring the tiles of `program` to where `start` has them. Return the error of a move that failed, or None.
-
-    A tile goes to any slot, or in a packed tier to its place. A tile that nobody has written only needs a place there.
-    Other tiles leave a tier that is divided. Moves at most one cap of bytes in each direction of each tier. Until all
-    moves have succeeded, the ledgers are not told anything new.
-    """
+def make_room(tiers: Tiers, schedule: Schedule) -> None:
+    """Give each tile of the schedule that has no bytes in a tier with slots its slot there: the program will write them."""
     for number, tier in enumerate(tiers.from_the_top()):
-        wanted = in_slots(start, number)
-        if tier is not tiers.top and tier.arena.divided:  # everything that comes through RAM to the device has come
-            for tile in program.inputs.values():
-                _expect(tier, tile, wanted)
-            await tiers.caps.pack_ram()
-        _send_away(tier, wanted, {one.tile for one in start if one.tier == number and one.place is None})
-        for one in wanted.values():
-            _bring(tier, one)
-        await tiers.run_ahead.settle()
-    error = _error_of(tiers, start)
-    if error is None:
-        for number, tier in enumerate(tiers.from_the_top()):
-            _take_as_changed(tiers, tier, in_slots(start, number))
-        _check(tiers, program, [one for one in start if one.tile not in unwritten])
-    return error
+        if not tier.arena.packed:
+            wanted = [tier.of(tile) for tile in in_slots(schedule.start, number)]
+            for residency in wanted:
+                if residency.slot is None and residency.state is ABSENT:
+                    tier.admit((residency,), WRITE)
 
 
-def _send_away(tier: Tier, wanted: Mapping[Tile, Standing], elsewhere: Container[Tile]) -> None:
-    """Evict the tiles that stand wrong: in another tile's place, dirty though wanted clean, or wanted `elsewhere`.
-
-    Where the tier does not hold everything, tiles that are not wanted leave, too.
-    """
-    for residency in list(tier.ledger.resident):
-        one = wanted.get(residency.tile)
-        if one is None:
-            leaves = tier.arena.divided or residency.tile in elsewhere
-        else:
-            leaves = (one.state is CLEAN and residency.state is DIRTY) or not _is_in_place(tier, residency, one)
-        if leaves:
+def leave_clean(tiers: Tiers, schedule: Schedule) -> None:
+    """Free the slots of clean tiles that stand where the schedule begins without them."""
+    for one in schedule.start:
+        tier = tiers.from_the_top()[one.tier]
+        residency = tier.of(one.tile)
+        if one.place is None and residency.slot is not None:
             tier.give_up(residency)
 
 
-def _is_in_place(tier: Tier, residency: Residency, one: Standing) -> bool:
-    """Return whether a tile is where it is wanted. In a pool, one slot is as good as another."""
-    assert residency.slot is not None and one.place is not None
-    return not tier.arena.packed or residency.slot.offset == one.place.index
+def can_begin(schedule: Schedule, start: Start) -> bool:
+    """Return whether a schedule can begin at `start`: all its tiles stand in place, and none is newer than expected.
+
+    More of the program's tiles may stand there if they are clean, so that they can leave without a copy.
+    """
+    given, own = set(schedule.program.inputs.values()), set(schedule.program.standing)
+    wanted = {(one.tier, one.tile): one for one in schedule.start if one.place is not None and one.tile not in given}
+    for tier, stands in enumerate(start.tiers):
+        for tile, offset, changed in stands:
+            one = wanted.pop((tier, tile), None)
+            if tile in given:
+                continue
+            if one is None or one.place is None:
+                if changed or tile not in own:
+                    return False
+            elif offset not in (IN_SLOT, one.place.index) or (changed and one.state is not DIRTY):
+                return False
+    return not wanted and not start.unwritten
 
 
-def _bring(tier: Tier, one: Standing) -> None:
-    residency = tier.of(one.tile)
-    assert one.place is not None
-    if residency.slot is not None:
-        return
-    if tier.arena.packed and residency.state is not ABSENT:
-        tier.load_at(residency, one.place.index)
-        return
+def start_of(tiers: Tiers, program: Program) -> Start:
+    """Return where a run of `program` would begin. Nothing may be in flight."""
+    own = [tile for tile in tiles_of(program) if tile.persistent]
+    there, found = own, []
+    for tier in tiers.from_the_top():
+        stands = _standing(tier, there)
+        found.append(tuple(_stands(tier, one, in_ram=tier is not tiers.top) for one in stands))
+        there = list(dict.fromkeys([*own, *(one.tile for one in stands)]))
+    given, stood = set(program.inputs.values()), {one.tile for stands in found for one in stands}
+    unwritten = {tile for tile in own if tile not in given and tile not in stood and tiers.top.of(tile).state is ABSENT}
+    return Start(tuple(found), frozenset(unwritten))
+
+
+def _standing(tier: Tier, tiles: Iterable[Tile]) -> list[Residency]:
+    """Return the residencies in a tier: all of them if it is packed, by address, else those of `tiles`."""
     if tier.arena.packed:
-        tier.ledger.expect(one.tile, one.place.index)
-    tier.admit((residency,), OVERWRITE if residency.state is ABSENT else READ)
+        return sorted(tier.ledger.resident, key=_offset_of)
+    return [residency for residency in map(tier.of, tiles) if residency.slot is not None]
 
 
-def _take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
-    """Count tiles as dirty that a schedule writes back, even if they were just loaded."""
-    for tile, one in wanted.items():
-        residency = tier.of(tile)
-        if one.state is DIRTY and residency.state is CLEAN:
-            tier.ledger.change(residency, WRITE)
-            if tier.link is tiers.link is not None and tiers.host.arena.divided:
-                tiers.link.used(residency, residency.next_use, True)
+def _stands(tier: Tier, residency: Residency, *, in_ram: bool) -> Stands:
+    """Return where a tile stands. In RAM that holds everything under a device, copies are older and nobody looks."""
+    packed = tier.arena.packed
+    return Stands(residency.tile, _offset_of(residency) if packed else IN_SLOT,
+                  residency.state is DIRTY and (packed or not in_ram))  # fmt: skip
 
 
-def _error_of(tiers: Tiers, start: Iterable[Standing]) -> BaseException | None:
-    """Return the error of a write to one of these tiles, here or below; None if all went well."""
-    found = [tiers.from_the_top()[one.tier].of(one.tile) for one in start]
-    events = (event for residency in found for event in (residency.written, residency.saved) if event is not None)
+def _offset_of(residency: Residency) -> int:
+    assert residency.slot is not None
+    return residency.slot.offset
+
+
+def error_of(tiers: Tiers, program: Program) -> BaseException | None:
+    """Return the error of a write of the newest bytes of one of the program's tiles, here or below; None if all went well."""
+    given = set(program.inputs.values())
+    events = (event for tile in program.standing if tile not in given for event in _writes(tiers, tile))
     return next((event.error for event in events if event.error is not None), None)
 
 
-def _check(tiers: Tiers, program: Program, start: Iterable[Standing]) -> None:
-    """Raise AsynctileError unless every tile of `start` is in its state there, with a slot exactly if it has a place there.
+def _writes(tiers: Tiers, tile: Tile) -> Iterable[StreamEvent]:
+    """Yield the events of the last writes of a tile's newest bytes, from the top down."""
+    for tier in tiers.from_the_top():
+        residency = tier.of(tile)
+        if residency.slot is not None and residency.written is not None:
+            yield residency.written
+        if residency.state is DIRTY:
+            return
+        if residency.saved is not None:
+            yield residency.saved
 
-    Which slot it has is not checked. program: named in the message.
-    """
-    for one in start:
-        residency = tiers.from_the_top()[one.tier].of(one.tile)
-        if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
-            raise AsynctileError(f"{residency.name} should be {one.state} in tier {one.tier} before {program.name}, but is "
-                                 f"{residency.state}; this is a bug in asynctile")
 
-
-def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:
+def stand(
+    tiers: Tiers,
+    stands: Iterable[Standing],
+    slots: Slots,
+    failure: Callable[[int], BaseException | None] = lambda entry: None,
+) -> None:
     """Make the ledgers say that tiles stand as in `stands`. Nothing may be in flight; this is not checked.
 
     slots: the slot of each place. failure: returns the error of an entry, None if it went well.

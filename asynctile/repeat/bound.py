@@ -1,8 +1,8 @@
 """A schedule bound to real tiers: which slot each of its places is, and whether that still holds.
 
 A place is a number, and a ledger takes any free slot for a tile. So a schedule fits every cut of the caps that has
-enough slots, without moving a byte, once the right tiles stand in the right tiers (arrival.py). In a packed tier a
-place is a range of bytes.
+enough slots, without moving a byte, where the tiles stand as it begins (arrival.py). In a packed tier a place is a
+range of bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asynctile.storage.tile import Tile, corner
 
 
 class Bound:
-    """A template on `tiers`, where its tiles have been arranged. BudgetError if the spill file has too few blocks.
+    """A template on `tiers`, where its tiles stand as it begins. BudgetError if the spill file has too few blocks.
 
     slots: slot of each place.
     played: object that its runner is given.
@@ -57,6 +57,8 @@ class Bound:
         self._inputs = self._arrays(self.schedule.start)
         self._below = frozenset(self.schedule.inputs_below())
         self._rewritten = {mark: self._arrays(stands) for mark, stands in self.schedule.at.items()}
+        self._is_at_seam = self.schedule.repeats
+        stand(tiers, self.schedule.start, self.slots)
         self._look()
 
     @property
@@ -99,10 +101,10 @@ class Bound:
             target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
 
     def ended(self) -> None:
-        """Record that a run has reached its end, so that all tiles of the program are written."""
-        if self.unwritten:
-            stand(self.tiers, self.schedule.end, self.slots, lambda entry: None)
-            self.unwritten = ()
+        """Record that a run has reached its end: all tiles of the program are written, and stand at its seam."""
+        if self.unwritten or not self._is_at_seam:
+            stand(self.tiers, self.schedule.end, self.slots)
+            self.unwritten, self._is_at_seam = (), True
             self._look()
 
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
@@ -116,16 +118,16 @@ class Bound:
         }  # fmt: skip
 
     def holds(self, kernels: Kernels) -> bool:
-        """Return whether `kernels` are those that the template was made with, and whether `stands`."""
-        return all(kernels.get(name) is kernel for name, kernel in self.template.kernels.items()) and self.stands()
+        """Return whether the schedule can run again: `kernels` are those that its template was made with, and it `stands`."""
+        same = all(kernels.get(name) is kernel for name, kernel in self.template.kernels.items())
+        return self.schedule.repeats and same and self.stands()
 
     def stands(self) -> bool:
-        """Return whether the schedule can run on the tiers as they are now.
+        """Return whether the tiles stand at the program's seam now, so that a schedule that begins there can run.
 
-        This is so if nothing has moved there since the last look, or if all its tiles are in their slots and its other slots
-        are free.
+        This is so if nothing has moved since the last look, or if all tiles are in their slots and the other slots are free.
         """
-        return self._stamp == _stamp(self.tiers) or self._stands_again()
+        return self._is_at_seam and (self._stamp == _stamp(self.tiers) or self._stands_again())
 
     def _stands_again(self) -> bool:
         """Return whether all its tiles are in their slots and its other slots are free, although tiles have come or gone since.
@@ -133,7 +135,7 @@ class Bound:
         Always False where a tier is divided, since tiles come and go there.
         """
         tiers = self.tiers.from_the_top()
-        if any(tier.arena.divided for tier in tiers):
+        if any(tier.arena.divided for tier in tiers) or not self.schedule.repeats:
             return False
         own = set()
         for one in self.schedule.start:
@@ -190,9 +192,9 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
     others: dict[Pool, dict[Place, None]] = defaultdict(dict)
     from_the_top = tiers.from_the_top()
     for one in schedule.start:
-        if one.place is not None:
+        if one.place is not None and not from_the_top[one.tier].arena.packed:
             slot = from_the_top[one.tier].of(one.tile).slot
-            assert slot is not None, f"{one.tile.name} has not been brought in"
+            assert slot is not None, f"{one.tile.name} does not stand where {schedule.program.name} begins"
             found[one.place] = slot
     for place in schedule.places():
         if place in found or place.tier >= DISK:
@@ -203,7 +205,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
         else:
             others[_pool(arena, place)][place] = None
     for pool, places in others.items():
-        pool.tidy()  # bringing in tiles has changed the order
+        pool.tidy()  # tiles that came or left have changed the order
         taken = [pool.take(for_load=False) for _ in places]
         free = [slot for slot in taken if slot is not None]
         for slot in reversed(free):

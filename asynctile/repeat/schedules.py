@@ -1,11 +1,12 @@
 """The runs of a share's programs: which are carried out by coroutines and which are played; and the schedules bound now.
 
-Every run of a program follows a schedule. The schedule depends only on the program and on how the caps are cut for it,
-and so do the bytes that move.
+Every run of a program follows a schedule. The schedule depends only on the program, on how the caps are cut for it and on
+where the tiles stand, and so do the bytes that move. A program has one schedule that begins at its seam, where its runs
+end, and one for each other start: its first run, and a run after another program.
 
 Some runs go by coroutines (asynctile/run/issuer.py): the first run of a program, and every run in which a kernel is not
 compiled, a trace is recorded, or much is fetched. From the second run on, while its schedule is kept, a program is
-played by workers or graphs, whatever ran in between.
+played by workers, whatever ran in between. Graphs play it from its seam only, since capturing them takes longer than a run.
 
 Where tiles come and go, one schedule at a time is bound, and it is left when another program runs. Where everything
 stays, schedules are not in each other's way: all that are played stay bound, and such a program is played whenever it
@@ -23,7 +24,7 @@ import numpy as np
 from asynctile.memory.tiers import Tiers
 from asynctile.play.player import Player as Workers
 from asynctile.program.program import Program
-from asynctile.repeat.arrival import arrange, fill
+from asynctile.repeat.arrival import can_begin, error_of, fill, leave_clean, make_room, start_of
 from asynctile.repeat.bound import Bound, results_nbytes
 from asynctile.repeat.job import FailedJob, Job
 from asynctile.repeat.scheduled_job import Player, ScheduledJob
@@ -34,6 +35,7 @@ from asynctile.replay.replayer import Replayer
 from asynctile.run.assembly import Assembly
 from asynctile.run.issuer import Issuer
 from asynctile.schedule.schedule import Schedule
+from asynctile.schedule.start import Start
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT
@@ -137,13 +139,24 @@ class Schedules:
             before = None
         if before is None:
             await self._tiers.caps.cut_for_schedule(demand)
-        if (again or self._templates.has(program)) and self._may_play(program) and self._has_players():
-            template = await self._templates.of(program, demand, played=True)
-            if template.played:
-                bound = await self._bind(template, inputs, before)
-                if bound is not None:
-                    return bound
-        bound = await self._bind(await self._templates.of(program, demand, played=False), inputs, before)
+        plays = (again or self._templates.has(program)) and self._may_play(program) and self._has_players()
+        unwritten = self._unwritten(program) if before is None else before.unwritten
+        try:
+            start = None
+            if before is None:
+                steady = await self._templates.of(program, demand, played=False)
+                start = await self._arrive(steady.schedule, inputs)
+            if plays and (start is None or self._tiers.device.recorder is None):
+                template = await self._templates.of(program, demand, played=True, start=start)
+                if template.played:
+                    bound = await self._bind(template, inputs, before, unwritten)
+                    if bound is not None:
+                        return bound
+            template = await self._templates.of(program, demand, played=False, start=start)
+            bound = await self._bind(template, inputs, before, unwritten)
+        except BaseException:
+            self._assembly.release((*program.inputs.values(), *unwritten))
+            raise
         assert bound is not None, "coroutines are always ready"
         return bound
 
@@ -157,51 +170,49 @@ class Schedules:
         return Issuer(bound.played, tiers.device, tiers.run_ahead, tiers.gate, outputs)
 
     async def _bind(
-        self, template: Template, inputs: Mapping[str, np.ndarray], before: Bound | None
+        self, template: Template, inputs: Mapping[str, np.ndarray], before: Bound | None, unwritten: Collection[Tile]
     ) -> Bound | None:
-        """Bring the tiers to the start of the schedule and bind it; return None if the device cannot get ready to play it.
+        """Bind the schedule, which begins where the tiles stand; return None if the device cannot get ready to play it.
 
-        before: the same schedule bound for another executor. It ends here, and all its tiles stand in place already.
+        before: a schedule of the program that is bound and ends here. unwritten: the program's tiles without bytes.
         """
         tiers, program = self._tiers, template.schedule.program
-        unwritten = self._unwritten(program) if before is None else before.unwritten
+        if before is not None:
+            self._bounds.pop(program, None)
+            self._end(before)
+        bound = Bound(template, tiers, self._memory_for(template), unwritten)
         try:
-            if before is None:
-                await self._arrive(template.schedule, inputs, unwritten)
-            else:
-                self._bounds.pop(program, None)
-                self._end(before)
-            bound = Bound(template, tiers, self._memory_for(template), unwritten)
-            try:
-                if before is not None or tiers.host.arena.packed:
-                    await bound.fill(inputs)
-                if await self._is_ready(bound):
-                    self._bounds[program] = bound
-            finally:
-                if program not in self._bounds:
-                    bound.transfers.give_back()
-            return self._bounds.get(program)
-        except BaseException:
-            self._assembly.release((*program.inputs.values(), *unwritten))
-            raise
+            if before is not None or tiers.host.arena.packed:
+                await bound.fill(inputs)
+            if await self._is_ready(bound):
+                self._bounds[program] = bound
+        finally:
+            if program not in self._bounds:
+                bound.transfers.give_back()
+        return self._bounds.get(program)
 
     def _unwritten(self, program: Program) -> Collection[Tile]:
         """Return the standing tiles without bytes, except inputs. The program writes them before it reads them."""
         given = set(program.inputs.values())
         return {tile for tile in program.standing if tile not in given and self._tiers.top.of(tile).state is ABSENT}
 
-    async def _arrive(self, schedule: Schedule, inputs: Mapping[str, np.ndarray], unwritten: Collection[Tile]) -> None:
-        """Bring tiles to the start of the schedule."""
-        tiers, program = self._tiers, schedule.program
-        if tiers.gate.level:
-            await tiers.gate.opened()
+    async def _arrive(self, steady: Schedule, inputs: Mapping[str, np.ndarray]) -> Start | None:
+        """Put the inputs in place; return where the tiles stand, or None if that is where the schedule `steady` begins."""
+        tiers, program = self._tiers, steady.program
         for tier in tiers.from_the_top():
             for pool in tier.arena.pools:
                 pool.tidy()  # while the same slots are free, a schedule gets the same ones, and its graphs fit
-        await fill(self._assembly, program, inputs, schedule.start)
-        error = await arrange(tiers, program, schedule.start, unwritten)
+        await fill(self._assembly, program, inputs)
+        await tiers.run_ahead.settle()
+        error = error_of(tiers, program)
         if error is not None:
             raise _Unarrived(error)
+        make_room(tiers, steady)
+        start = start_of(tiers, program)
+        if not can_begin(steady, start):
+            return start
+        leave_clean(tiers, steady)
+        return None
 
     async def _is_ready(self, bound: Bound) -> bool:
         """Return whether `bound` can be played now.
@@ -290,7 +301,7 @@ class Schedules:
 
 
 class _Unarrived(Exception):
-    """The tiles did not come to the start of a schedule, because of `error`."""
+    """No schedule can begin, because the bytes of a tile are lost by `error`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from asynctile.errors import BudgetError
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.schedule.decide import Cut, Space, decide
+from asynctile.schedule.decide import Cut, Space, arrive, decide
 from asynctile.schedule.rates import Rates
 from asynctile.schedule.schedule import Schedule
+from asynctile.schedule.start import Start
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
@@ -32,6 +33,11 @@ def schedule_for(program: Program, demand: Demand, tiers: Tiers) -> Schedule:
     """Return the schedule of `program` on `tiers`, which are cut for `demand`. Blocks. BudgetError if it does not fit there."""
     arenas = [tier.arena for tier in tiers.from_the_top()]
     return must_decide(program, space_on(tiers, demand), arenas, tiers.caps.demands(demand))
+
+
+def schedule_from(start: Start, steady: Schedule, demand: Demand, tiers: Tiers) -> Schedule:
+    """Return the schedule on `tiers` that begins at `start` and ends where `steady` begins. Blocks."""
+    return arrive(steady, space_on(tiers, demand), start)
 
 
 def space_on(tiers: Tiers, demand: Demand) -> Space:

@@ -1,4 +1,4 @@
-"""The templates of a share's programs: one entry for each program and cut of the caps, and a bound on how many are kept.
+"""The templates of a share's programs: one for each program, cut of the caps and start, and a bound on how many are kept.
 
 A schedule is worked out once for a program and a cut, in a thread. It becomes a template for coroutines, and one for
 the player on the device: compiled workers or graphs. schedules.py decides which programs are played when.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from asynctile.play.native import player_supported
 from asynctile.program.program import Program
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.graph_template import GraphTemplate
-from asynctile.repeat.space import schedule_for
+from asynctile.repeat.space import schedule_for, schedule_from
 from asynctile.repeat.template import Kernels, Template
 from asynctile.schedule.schedule import Schedule
+from asynctile.schedule.start import Start
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -102,19 +103,26 @@ class Templates:
         kept = self._kept.get(self._key(program))
         return self._has_player and (kept is None or kept.may_play)
 
-    async def of(self, program: Program, demand: Demand, *, played: bool) -> Template:
+    async def of(self, program: Program, demand: Demand, *, played: bool, start: Start | None = None) -> Template:
         """Return the program's template under the present cut, making it if needed.
 
         BudgetError if the cut has no places for its tiles.
         played: return the template for the player if the program can be played, else that for coroutines.
+        start: where the run begins; None: at the program's seam. The template that begins there must be known.
         """
-        key, kernels = self._key(program), self._called(program)
+        key, kernels = self._key(program, start), self._called(program)
         kept = self._kept.get(key)
         if kept is None or kept.kernels != kernels or (played and kept.may_play and kept.played is None):
             before, made = kept, list[Kept]()
 
             def make() -> None:
-                schedule = before.issued.schedule if before is not None else schedule_for(program, demand, self._tiers)
+                if before is not None:
+                    schedule = before.issued.schedule
+                elif start is not None:
+                    steady = self._kept[self._key(program)].issued.schedule
+                    schedule = schedule_from(start, steady, demand, self._tiers)
+                else:
+                    schedule = schedule_for(program, demand, self._tiers)
                 issued = before.issued if before is not None and before.kernels == kernels else Template(schedule, kernels)
                 able = self._made(schedule, kernels) if played else None
                 made.append(Kept(kernels, issued, able, may_play=not played or able is not None))
@@ -146,20 +154,20 @@ class Templates:
         )  # fmt: skip
 
     def forget(self, tiles: Container[Tile]) -> None:
-        """Drop the programs that train these tiles, which are gone for good.
+        """Drop the programs that train these tiles or begin beside them. The tiles are gone for good.
 
         Their schedules hold as much memory as the tiles do.
         """
-        for key in [key for key in self._kept if any(tile in tiles for tile in key[0].standing)]:
+        for key in [key for key in self._kept if any(tile in tiles for tile in _tiles_of(key))]:
             del self._kept[key]
 
     def clear(self) -> None:
         """Drop all templates, since nothing runs any more."""
         self._kept.clear()
 
-    def _key(self, program: Program) -> Any:
-        """Return the key of a template: everything that it depends on, except for kernels."""
-        return program, _cut(self._tiers), self._is_in_turns
+    def _key(self, program: Program, start: Start | None = None) -> Any:
+        """Return the key of a template: everything that it depends on, except for kernels. start: as in `of`."""
+        return program, _cut(self._tiers), self._is_in_turns, start
 
     @property
     def _is_in_turns(self) -> bool:
@@ -198,6 +206,12 @@ class Templates:
             gone = self._kept.pop(key)
             self._dropped(key[0], [gone.issued, gone.played])
             entries -= len(gone.issued.schedule)
+
+
+def _tiles_of(key: Any) -> Iterable[Tile]:
+    """Return the persistent tiles of a key."""
+    program, *_, start = key
+    return program.standing if start is None else [*program.standing, *start.tiles()]
 
 
 def _cut(tiers: Tiers) -> tuple[Any, ...]:

@@ -41,21 +41,23 @@ class Touch(NamedTuple):
     seconds: float
 
 
-def below(packing: Packing, alignment: int, link: Pace, pace: Pace, *, inputs_stand: bool) -> Uses:
+def below(
+    packing: Packing, alignment: int, link: Pace, pace: Pace, *, inputs_stand: bool, others: Sequence[Tile] = ()
+) -> Uses:
     """Return the uses of RAM that the moves of `packing`, in the tier above it, make, in order.
 
     link: the pace of the tier above. pace: of RAM and the tier below it. inputs_stand: before a run the host writes inputs to
-    RAM; otherwise below it.
+    RAM; otherwise below it. others: tiles that stand in either tier, though the program does not use them.
     """
     program = packing.program
-    numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
+    numbers = {tile: number for number, tile in enumerate((*tiles_of(program), *others))}
     inputs = [numbers[tile] for tile in program.inputs.values()] if inputs_stand else []
     touches = list(_touches(packing, link))
     entries = []
-    for touch, later in zip(touches, _next_uses(program, touches), strict=True):
+    for touch, later in zip(touches, _next_uses(program, touches, repeats=packing.end is None), strict=True):
         used = [(numbers[tile], how, *later[tile]) for tile, how in touch.hows.items()]
         entries.append(EntryUses(used, seconds=touch.seconds, on_host=touch.way >= Way.CHANGED))
-    return Uses(program, alignment, pace, entries, inputs, has_link=False)
+    return Uses(program, alignment, pace, entries, inputs, has_link=False, others=others)
 
 
 def _touches(packing: Packing, link: Pace) -> Iterator[Touch]:
@@ -69,11 +71,12 @@ def _touches(packing: Packing, link: Pace) -> Iterator[Touch]:
             if act is Act.LOAD:
                 yield Touch(Way.UP, {tile: READS}, max(computed_s, tile.nbytes / link.link_per_s))
                 computed_s = 0.0
-            elif act is Act.LEAVE and tile in changed:
+            elif act in (Act.LEAVE, Act.SAVE) and tile in changed:
                 yield Touch(Way.DOWN, {tile: WRITES}, max(computed_s, tile.nbytes / link.link_per_s))
                 changed.discard(tile)
                 computed_s = 0.0
         if index == len(program):
+            yield from (Touch(Way.CHANGED, {tile: WRITES}, 0.0) for tile in packing.to_take(changed))
             return
         entry, ranks = program.entries[index], program.device_uses[index]
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
@@ -95,11 +98,11 @@ def _touches(packing: Packing, link: Pace) -> Iterator[Touch]:
         changed.difference_update(tile for tile, rank in zip(entry.tiles, ranks, strict=True) if is_dead(tile, rank))
 
 
-def _next_uses(program: Program, touches: Sequence[Touch]) -> list[dict[Tile, tuple[int, bool]]]:
+def _next_uses(program: Program, touches: Sequence[Touch], *, repeats: bool) -> list[dict[Tile, tuple[int, bool]]]:
     """Return for each entry of RAM, and each of its tiles, (next use, whether the tile is dead behind it).
 
     The next use is the position at which the tile's bytes are needed there, perhaps in the next run; NEVER if they are
-    overwritten first.
+    overwritten first. repeats: the next run is the same. If it is another one, it finds what this one leaves.
     """
     inputs, count = set(program.inputs.values()), len(touches)
     upcoming: dict[Tile, tuple[int, Touch]] = {}
@@ -115,7 +118,8 @@ def _next_uses(program: Program, touches: Sequence[Touch]) -> list[dict[Tile, tu
             if touch.way >= Way.CHANGED:
                 is_over = True
             elif tile.persistent and tile not in inputs:
-                is_over = touch.way is Way.UP and next_touch is not None and next_touch.way is Way.CHANGED
+                is_changed = next_touch is not None and next_touch.way is Way.CHANGED and (repeats or later < count)
+                is_over = touch.way is Way.UP and is_changed
             else:
                 is_over = again == NEVER and touch.way is not Way.GIVEN
             found[tile] = again, is_over

@@ -1,25 +1,28 @@
 """The decision how a step runs, made once: from a program and the cut of the caps to the schedule of its steady state.
 
+A step after another program begins elsewhere. It has a schedule of its own, which ends where the steady one begins.
+
 Pure: a function of its arguments. packing.py decides what moves in each tier, emission.py the order of the entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from asynctile.program.program import Program
 from asynctile.schedule.below import below
-from asynctile.schedule.emission import Beneath, emit
+from asynctile.schedule.emission import Beneath, emit, emit_from
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.lockstep import in_lockstep
 from asynctile.schedule.pace import pace_of
-from asynctile.schedule.packing import Packing, pack, resident, unpacked
+from asynctile.schedule.packing import Packing, arriving, pack, resident, unpacked
 from asynctile.schedule.rates import Rates
 from asynctile.schedule.schedule import DISK, RAM, TOP, Schedule
-from asynctile.schedule.uses import uses_of
+from asynctile.schedule.start import Seam, Stands, Start
+from asynctile.schedule.uses import Uses, tiles_of, uses_of
 
 
 class Cut(NamedTuple):
@@ -60,7 +63,33 @@ def decide(program: Program, space: Space, packing: Packing | None = None) -> Sc
         packing = packing if beneath is not None else None
     if packing is None:
         return None
-    schedule = emit(partial(_levels, space), packing, beneath)
+    return _by_depth(emit(partial(_levels, space), packing, beneath), space)
+
+
+def arrive(steady: Schedule, space: Space, start: Start) -> Schedule:
+    """Return the schedule of a step that begins at `start` and ends where the step `steady` in the same space begins."""
+    program, has_link, seams = steady.program, space.ram is not None, steady.seams
+    own = set(tiles_of(program))
+    others = [tile for tile in start.tiles() if tile not in own]
+    uses = uses_of(
+        program, space.top.alignment, pace_of(space.rates, has_link=has_link), has_link=has_link,
+        inputs_stand=space.top.cap is None, others=others,
+    )  # fmt: skip
+    packing, beneath = _arriving(uses, space.top, start.tiers[TOP], seams[TOP]), None
+    if space.ram is not None and space.ram.cap is not None:
+        link, pace = pace_of(space.rates, has_link=True), pace_of(space.rates, has_link=False)
+        uses = below(packing, space.ram.alignment, link, pace, inputs_stand=False, others=others)
+        beneath = Beneath(_arriving(uses, space.ram, start.tiers[RAM], seams[RAM]), uses.dying())
+    return _by_depth(emit_from(start, _levels(space), packing, beneath, seams), space)
+
+
+def _arriving(uses: Uses, cut: Cut, stands: Sequence[Stands], seam: Seam) -> Packing:
+    start, changed = {one.tile: one.offset for one in stands}, {one.tile for one in stands if one.changed}
+    return arriving(uses, cut.cap, start, changed, seam)
+
+
+def _by_depth(schedule: Schedule, space: Space) -> Schedule:
+    """Return the schedule, without overlap if the depth of prefetch is 0."""
     return schedule if space.depth else replace(schedule, entries=in_lockstep(schedule.entries))
 
 

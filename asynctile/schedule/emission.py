@@ -14,6 +14,7 @@ from asynctile.program.program import Entry, Fetch, Mark
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.schedule.schedule import NOBODY, RESULT, Kind, Place, Schedule, Scheduled, Standing
+from asynctile.schedule.start import Seam, Start
 from asynctile.schedule.uses import has_passed, is_dead, tiles_of
 from asynctile.storage.errors import AsynctileError
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
@@ -29,21 +30,32 @@ class Beneath(NamedTuple):
 
 def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None) -> Schedule:
     """Return the schedule of a step. levels: makes empty ones. packing: of the top level. beneath: of RAM, if packed."""
-    first = _Emission(levels(), packing, beneath, frozenset())
+    first = _Emission(levels(), packing, beneath)
     schedule = first.schedule()
     above = set[Tile]() if beneath is None else first.alone_above()
-    return _Emission(levels(), packing, beneath, above).schedule() if above else schedule
+    return _Emission(levels(), packing, beneath, above=above).schedule() if above else schedule
+
+
+def emit_from(start: Start, levels: Levels, packing: Packing, beneath: Beneath | None, seams: Sequence[Seam]) -> Schedule:
+    """Return the schedule of a step that begins at `start`, with packings of the same start, and ends at `seams`."""
+    return _Emission(levels, packing, beneath, start=start, seams=seams).schedule()
 
 
 class _Emission:
     """One pass through a program. above: tiles whose only copy is in the top level at the start, though unchanged there.
 
+    start, seams: of a step that ends elsewhere than it begins.
     is_over: the whole program was performed, and tiles return to where they stood. touches: how often RAM was used so far.
     changed: tiles that the top level has changed since they came.
     """
 
-    def __init__(self, levels: Levels, packing: Packing, beneath: Beneath | None, above: Collection[Tile]) -> None:
+    def __init__(
+        self, levels: Levels, packing: Packing, beneath: Beneath | None, *, above: Collection[Tile] = (),
+        start: Start | None = None, seams: Sequence[Seam] = (),
+    ) -> None:  # fmt: skip
         self.above = above
+        self.start = start
+        self.seams = tuple(seams)
         self.program = packing.program
         self.packing = packing
         self.beneath = beneath
@@ -51,7 +63,8 @@ class _Emission:
         self.top, self.ram, self.disk = levels
         self.inputs = set(self.program.inputs.values())
         self.changed = set(packing.changed)
-        self.standing = [tile for tile in tiles_of(self.program) if tile.persistent]
+        own = [tile for tile in tiles_of(self.program) if tile.persistent]
+        self.standing = list(dict.fromkeys([*own, *(() if start is None else start.tiles())]))
         self.entries: list[Scheduled] = []
         self.stretch = self.fetches = self.touches = 0
         self.is_over = False
@@ -60,6 +73,8 @@ class _Emission:
         program, at, stretches = self.program, dict[str, tuple[Standing, ...]](), [0]
         self._begin()
         start = self._stand()
+        if self.start is None:
+            self.seams = tuple(self._seams())
         for index, entry in enumerate(program.entries):
             self._move_all(self.top, self.packing, index)
             if isinstance(entry, Mark):
@@ -75,30 +90,45 @@ class _Emission:
         self._end()
         peaks = tuple(level.peak_nbytes for level in (self.top, self.ram) if level is not None)
         marks = {name: stretch + 1 for stretch, name in enumerate(at)}
-        return Schedule(program, tuple(self.entries), tuple(stretches), marks, start, at, self._stand(), peaks)
+        return Schedule(
+            program, tuple(self.entries), tuple(stretches), marks, start, at, self._stand(), self.seams, peaks,
+            repeats=self.start is None,
+        )  # fmt: skip
 
     def alone_above(self) -> set[Tile]:
         """Return, at the end, the tiles whose only copy is in the top level though it has not changed them."""
         return {tile for tile in self.packing.start if self.top.states[tile] is DIRTY and tile not in self.changed}
 
     def _begin(self) -> None:
-        """Place every tile where it stands between two steps."""
+        """Place every tile where it stands when the step begins."""
         for tile in self.standing:
-            self.top.states[tile] = STORED
+            self.top.states[tile] = ABSENT if self._is_unwritten(tile) else STORED
         for tile, offset in self.packing.start.items():
             self.top.put(tile, offset)
             self.top.states[tile] = DIRTY if tile in self.changed or tile in self.above else CLEAN
         if self.beneath is not None:
             self._begin_beneath(self.beneath)
         elif self.ram is not None:
-            for tile in self._passing():
+            for tile in self._passing() if self.start is None else [one.tile for one in self.start.tiers[-1]]:
                 self.ram.put(tile)
                 self.ram.states[tile] = DIRTY
+
+    def _is_unwritten(self, tile: Tile) -> bool:
+        return self.start is not None and tile in self.start.unwritten
+
+    def _seams(self) -> Iterator[Seam]:
+        """Yield the seam of each level, in which the step begins."""
+        dirty = {tile for tile in self.top.places if self.top.states[tile] is DIRTY}
+        yield self.packing.seam._replace(changed=dirty)
+        if self.beneath is not None:
+            yield self.beneath.packing.seam
+        elif self.ram is not None:
+            yield Seam(dict.fromkeys(self.ram.places, 0), frozenset(self.ram.places))
 
     def _begin_beneath(self, beneath: Beneath) -> None:
         assert self.ram is not None
         for tile in self.standing:
-            self.ram.states[tile] = ABSENT if self.top.states[tile] is DIRTY else STORED
+            self.ram.states[tile] = ABSENT if self.top.states[tile] in (DIRTY, ABSENT) else STORED
         for tile, offset in beneath.packing.start.items():
             self.ram.put(tile, offset)
             self.ram.states[tile] = DIRTY if tile in beneath.packing.changed or tile in self.inputs else CLEAN
@@ -134,6 +164,11 @@ class _Emission:
             level.leave(tile, STORED)
             if level is self.top:
                 self.changed.discard(tile)
+        elif act is Act.SAVE:
+            self._write_back(level, tile)
+            level.states[tile] = CLEAN
+            if level is self.top:
+                self.changed.discard(tile)
         elif level.is_packed:
             level.written[tile] = self._add(Kind.COPY, tile, (level.put(tile, offset), place))
 
@@ -156,7 +191,7 @@ class _Emission:
             return
         if level is self.top and self.ram is not None:
             self._touch()
-            level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self.ram.places[tile]))
+            level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self._in_ram(tile)))
             level.states[tile] = CLEAN
             self._touched()
         else:
@@ -164,6 +199,13 @@ class _Emission:
             there = self.disk.places.get(tile) or self.disk.put(tile)
             level.written[tile] = self._add(Kind.TRANSFER, tile, (here, there))
             level.states[tile] = CLEAN
+
+    def _in_ram(self, tile: Tile) -> Place:
+        """Return the tile's place in RAM. RAM that holds everything first loads a tile that was left in the file."""
+        assert self.ram is not None
+        if tile not in self.ram.places and self.beneath is None:
+            self._load(self.ram, tile, 0)
+        return self.ram.places[tile]
 
     def _touch(self) -> None:
         """Emit the moves that are planned in RAM before its next use."""
@@ -232,7 +274,10 @@ class _Emission:
     def _perform_on_host(self, entry: Entry) -> None:
         assert self.ram is not None and isinstance(entry, Operation)
         self._touch()
-        places = tuple(self.ram.places.get(tile) or self.ram.put(tile) for tile in entry.tiles)
+        places = tuple(
+            self._in_ram(tile) if how != WRITE else self.ram.places.get(tile) or self.ram.put(tile)
+            for tile, how in zip(entry.tiles, entry.access, strict=True)
+        )
         number = self._add(Kind.OPERATION, entry, places, entry.access)
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != READ:
@@ -256,18 +301,33 @@ class _Emission:
                 self.top.leave(tile, ABSENT)
 
     def _end(self) -> None:
-        """Return every tile to where it stood when the step began."""
+        """Bring every tile to the seam."""
         self.is_over = True
         self._move_all(self.top, self.packing, len(self.program))
+        for tile in self.packing.to_take(self.changed):
+            self.top.states[tile] = DIRTY
+            self._change(tile)
         self._touch()
         assert self.beneath is None or self.touches == len(self.beneath.dying), "RAM was planned for another step"
-        if self.top.places.keys() != self.packing.start.keys():
-            raise AsynctileError(f"program {self.program.name} does not end where it began; this is a bug in asynctile")
+        if self.ram is not None and self.start is not None:
+            self._end_in_ram(self.ram, self.seams[-1])
+        if self.top.places.keys() != self.packing.seam.offsets.keys():
+            raise AsynctileError(f"program {self.program.name} does not end at its seam; this is a bug in asynctile")
         lowest = self.top if self.ram is None else self.ram
         for tile in self.inputs:
             if lowest is not self.top:
                 self.top.leave(tile, STORED)
             lowest.states[tile] = DIRTY if tile in lowest.places else STORED
+
+    def _end_in_ram(self, ram: Level, seam: Seam) -> None:
+        """Count tiles in RAM as dirty where the next step expects it. RAM that holds everything first gets what it lacks."""
+        for tile in seam.offsets:
+            if self.beneath is None and tile not in ram.places and self.top.states[tile] is DIRTY:
+                ram.put(tile)  # the newest bytes are above
+            elif self.beneath is None:
+                self._in_ram(tile)
+            if tile in seam.changed:
+                ram.states[tile] = DIRTY
 
     def _stand(self) -> tuple[Standing, ...]:
         tiles = [*self.standing, *self.program.temporaries]

@@ -1,6 +1,6 @@
 """Where tiles stand in a tier as they come and go, and what moves: the places of a walk (stays.py).
 
-A tile's home is the place where it stands between two runs. If no hole takes a tile, other tiles are first moved within the
+A tile's home is the place where it stands when the run ends. If no hole takes a tile, other tiles are first moved within the
 tier, because a copy there costs a small part of loading the bytes again. Only then are tiles evicted. Among the holes that
 fit, the one that is free soonest is taken (clock.py). A walk without places only counts free bytes.
 
@@ -21,16 +21,20 @@ from asynctile.schedule.windows import room_made_for
 
 
 class Act(IntEnum):
-    """An act of a tile: leave (written back if dirty), move within the tier, be loaded, be written whole, or nothing."""
+    """An act of a tile.
+
+    A tile leaves (written back if dirty), moves within the tier, is loaded, is written whole, or is written back and stays.
+    """
 
     LEAVE = 0
     COPY = 1
     LOAD = 2
     BIRTH = 3
-    NOTHING = 4
+    SAVE = 4
+    NOTHING = 5
 
 
-_LEAVE, _COPY, _LOAD, _BIRTH, _NOTHING = (int(act) for act in Act)
+_LEAVE, _COPY, _LOAD, _BIRTH, _SAVE, _NOTHING = (int(act) for act in Act)
 
 
 @piece()
@@ -64,6 +68,17 @@ def leave(s: Any, number: int) -> None:
     if tile.dirty:
         s.written += tile.size
     forget(s, number)
+
+
+@piece()
+def save(s: Any, number: int) -> None:
+    """Write the bytes of a dirty tile back; the tile stays, and is clean."""
+    tile = tile_at(s, number)
+    if s.has_places:
+        _note(s, _SAVE, number, tile.at)
+        clock.write_back(s, number)
+    s.written += tile.size
+    tile.dirty = False
 
 
 @piece()
@@ -107,7 +122,7 @@ def stand(s: Any, number: int, offset: int, loads: bool) -> None:
 def _offset_for(s: Any, number: int, loads: bool) -> int:
     """Return an offset for a tile that is free now, moving others aside if needed; NOWHERE if there is none.
 
-    A tile that comes for the last time in this run goes to its home, its place between two runs, if that can be cleared.
+    A tile that comes for the last time in this run goes to its home, if that can be cleared.
     """
     tile, count = tile_at(s, number), -1
     offset = tile.home
@@ -135,7 +150,7 @@ def enter(s: Any, number: int, loads: bool) -> bool:
 
 @piece()
 def _settle(s: Any, number: int) -> bool:
-    """Move or load a tile to its home, the place where it stands between two runs; return whether this was done.
+    """Move or load a tile to its home; return whether this was done.
 
     Return False if bytes of any tile are there, even the tile's own: a tile cannot be copied over itself.
     """
@@ -182,8 +197,11 @@ def bring_back(s: Any) -> None:
     """Move every tile to its home once the run is over, and evict the tiles without a home."""
     s.stamp += 1
     for number in range(s.tiles):
-        if tile_at(s, number).stands and tile_at(s, number).home == NOWHERE:
+        tile = tile_at(s, number)
+        if tile.stands and tile.home == NOWHERE:
             leave(s, number)
+        elif tile.stands and tile.dirty and tile.clean:
+            save(s, number)
     pending = s.homes
     while pending:
         left = _settle_all(s, pending)

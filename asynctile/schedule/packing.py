@@ -1,7 +1,8 @@
-"""A packing: where every tile stands in a tier, byte by byte, in a step that repeats, and what moves before each entry.
+"""A packing: where every tile stands in a tier, byte by byte, in a step, and what moves before each entry.
 
 `pack` works it out, as a pure function of the program, the cap and the prefetch depth. A walk decides which tiles stand, when
-and where (walk.py). The schedule follows from the packing without further decisions (decide.py).
+and where (walk.py). The schedule follows from the packing without further decisions (decide.py). `arriving` works out the step
+that begins where another program has left the tiles, and ends where a step of `pack` begins.
 
 Two ways not taken:
 - Slots of a few sizes. Any tile takes any free slot, but the difference in size is lost: a step of which 99% fits moved as many
@@ -11,16 +12,18 @@ Two ways not taken:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
 from asynctile.schedule.packer import Act
+from asynctile.schedule.start import Seam
 from asynctile.schedule.uses import Uses, is_dead, tiles_of
-from asynctile.schedule.walk import NoRoom, Stay, Walk, inputs_alone
-from asynctile.storage.tile import Tile
+from asynctile.schedule.walk import Ends, NoRoom, Stay, Walk, inputs_alone
+from asynctile.storage.errors import AsynctileError
+from asynctile.storage.tile import NEVER, Tile
 
 #: Lead times that are tried, as fractions of the cap per unit of prefetch depth: so many bytes may be loaded early, and as many
 #: are kept free.
@@ -44,11 +47,12 @@ class Planned(NamedTuple):
 class Packing:
     """The moves of a step of `program` in a tier of `cap` bytes, at multiples of `alignment`.
 
-    start: the offset of each tile that stands when a step begins, and again when it ends. changed: the tiles of `start` whose
-    bytes below are older then.
+    start: the offset of each tile that stands when a step begins. changed: the tiles of `start` whose bytes below are older
+    then.
     moves: moves[i] are made, in order, before entry i, and the last ones behind the last entry. births: by entry, the operands
     that it overwrites whole and that stand nowhere yet, with their offsets.
     passing: inputs that the host writes below the tier before a run; they are dead behind their last use.
+    end: where the step ends; None: where it begins. since, ahead, slack: as in `Seam`.
     """
 
     program: Program
@@ -59,6 +63,20 @@ class Packing:
     moves: tuple[tuple[Planned, ...], ...]
     births: Mapping[int, tuple[tuple[Tile, int], ...]]
     passing: frozenset[Tile] = frozenset()
+    end: Seam | None = None
+    since: Mapping[Tile, int] = field(default_factory=dict)
+    ahead: int = 0
+    slack: int = 0
+
+    @property
+    def seam(self) -> Seam:
+        """Where the step ends."""
+        return self.end or Seam(self.start, self.changed, self.since, self.ahead, self.slack)
+
+    def to_take(self, changed: Collection[Tile]) -> list[Tile]:
+        """Return the tiles that count as changed from the end on, though they are not among those `changed` so far."""
+        taken = () if self.end is None else self.end.offsets
+        return [tile for tile in taken if tile in self.seam.changed and tile not in changed]
 
     def nbytes(self, act: Act) -> int:
         """Return the bytes of all tiles that do `act` in a step."""
@@ -103,8 +121,7 @@ def unpacked(uses: Uses) -> Packing:
 
     Offsets mean nothing.
     """
-    largest, count = int(uses.sizes.max(initial=0)), len(uses.tiles)
-    cap = int(uses.sizes.sum()) + (count + 1) * largest  # so there is a hole for each tile, wherever the others stand
+    cap = _enough(uses)
     found = _Packer(uses, cap).packed(cap, 0)
     assert found is not None, "everything fits"
     # Tiles that the host never uses count as changed, so a step and a validation that alternate begin with the same state.
@@ -113,31 +130,76 @@ def unpacked(uses: Uses) -> Packing:
     return _packing(uses, cap, found._replace(changed=found.changed | changed))
 
 
+def arriving(uses: Uses, cap: int | None, start: Mapping[Tile, int], changed: Collection[Tile], end: Seam) -> Packing:
+    """Return the packing of a step that begins with the tiles of `start` at their offsets, and ends at `end`.
+
+    cap: of the tier in bytes; None: it holds everything, and offsets mean nothing. changed: tiles of `start` that are newer
+    than below. A step that fits from its own seam fits from every start, because in need all tiles leave but an entry's own.
+    """
+    numbers, first = {tile: number for number, tile in enumerate(uses.tiles)}, uses.first_needs()
+    begin = {numbers[tile]: offset for tile, offset in start.items()}
+    home = {numbers[tile]: offset for tile, offset in end.offsets.items()}
+    ahead, slack = end.ahead, end.slack
+    if cap is None:
+        ahead, slack = cap, _ = _enough(uses), 0
+        offsets = [0, *uses.sizes.cumsum().tolist()]
+        begin, home = ({number: offsets[number] for number in standing} for standing in (begin, home))
+    cap = cap // uses.alignment * uses.alignment
+    standing = {number: Stay(-1, first.get(number, NEVER), uses.tiles[number] in changed) for number in begin}
+    ends = Ends(begin, home, {numbers[tile]: len(uses) + back for tile, back in end.since.items()},
+                [number for number in home if uses.tiles[number] not in end.changed])  # fmt: skip
+    try:
+        walk = Walk(uses, cap, ahead, slack, standing, kept=home, ends=ends)
+    except NoRoom as error:
+        raise AsynctileError(f"program {uses.program.name} fits from its own seam, but not from another start; "
+                             "this is a bug in asynctile") from error
+    moves, births = _moves(uses, walk)
+    return Packing(
+        program=uses.program, cap=cap, alignment=uses.alignment, start=start, changed=frozenset(changed), moves=moves,
+        births=births, passing=frozenset(uses.tiles[tile] for tile in uses.passing), end=end,
+    )  # fmt: skip
+
+
+def _enough(uses: Uses) -> int:
+    """Return a cap with a hole for each tile, wherever the others stand."""
+    return int(uses.sizes.sum()) + (len(uses.tiles) + 1) * int(uses.sizes.max(initial=0))
+
+
 def _packing(uses: Uses, cap: int, found: _Packed) -> Packing:
+    tiles, (moves, births) = uses.tiles, _moves(uses, found.walk)
+    return Packing(
+        program=uses.program, cap=cap, alignment=uses.alignment,
+        start={tiles[tile]: offset for tile, offset in found.home.items()},
+        changed=frozenset(tiles[tile] for tile in found.changed), moves=moves, births=births,
+        passing=frozenset(tiles[tile] for tile in uses.passing),
+        since={tiles[tile]: since - len(uses) for tile, since in found.since.items()}, ahead=found.ahead, slack=found.slack,
+    )  # fmt: skip
+
+
+def _moves(uses: Uses, walk: Walk) -> tuple[tuple[tuple[Planned, ...], ...], dict[int, tuple[tuple[Tile, int], ...]]]:
+    """Return the moves and the births of a walk, as in a packing."""
     tiles, moves, births = uses.tiles, [[] for _ in range(len(uses) + 1)], {}  # type: ignore[var-annotated]
-    for index, act, tile, offset in found.walk.moves.tolist():
+    for index, act, tile, offset in walk.moves.tolist():
         if act == Act.BIRTH:
             births.setdefault(index, []).append((tiles[tile], offset))
         elif act != Act.NOTHING:
             moves[index].append(Planned(_ACTS[act], tiles[tile], offset))
-    return Packing(
-        program=uses.program, cap=cap, alignment=uses.alignment,
-        start={tiles[tile]: offset for tile, offset in found.home.items()},
-        changed=frozenset(tiles[tile] for tile in found.changed),
-        moves=tuple(map(tuple, moves)), births={index: tuple(born) for index, born in births.items()},
-        passing=frozenset(tiles[tile] for tile in uses.passing),
-    )  # fmt: skip
+    return tuple(map(tuple, moves)), {index: tuple(born) for index, born in births.items()}
 
 
 class _Packed(NamedTuple):
     """A walk with places.
 
     home: the offsets of the tiles that stand between two runs. changed: those of them that are newer than their copy below.
+    since: the entries of the run before at which they came. ahead, slack: of the walk.
     """
 
     walk: Walk
     home: dict[int, int]
     changed: set[int]
+    since: dict[int, int]
+    ahead: int
+    slack: int
 
 
 class _Packer(NamedTuple):
@@ -161,15 +223,15 @@ class _Packer(NamedTuple):
         """Walk with places through a step and back to its beginning; None if that is impossible. ahead, slack: as in `Walk`."""
         try:
             _, standing = self.settled(ahead, slack)
-            home = _homes(self.uses, self.cap, standing)
-            walk = Walk(self.uses, self.cap, ahead, slack, standing, kept=standing, home=home)
+            home, since = _homes(self.uses, self.cap, standing), {tile: stay.since for tile, stay in standing.items()}
+            walk = Walk(self.uses, self.cap, ahead, slack, standing, kept=standing, ends=Ends(home, home, since))
         except NoRoom:
             return None
         changed = {tile for tile in home if walk.tiles["dirty"][tile]}
         if not self.uses.has_link:
             changed.update(self.uses.inputs)  # before the next run, the host writes them where they stand
             changed.update(tile for tile in self.uses.passing if tile in home)
-        return _Packed(walk, home, changed)
+        return _Packed(walk, home, changed, since, ahead, slack)
 
 
 def _best(packer: _Packer, depth: int) -> _Packed | None:

@@ -1,8 +1,8 @@
-"""A schedule: one step of a program in its steady state, every operation and move with its place and what it waits for.
+"""A schedule: one step of a program, every operation and move with its place and what it waits for.
 
-Operations, loads and write-backs appear once, in the order in which they were decided. The last entries bring every tile back
-to where the step began, so the step can repeat. Pure and frozen. decide.py works it out; workers that know nothing of tiles
-carry it out (asynctile/play).
+Operations, loads and write-backs appear once, in the order in which they were decided. The last entries bring every tile to the
+program's seam. A step that begins there can repeat; a step that begins elsewhere runs once. Pure and frozen. decide.py works it
+out; workers that know nothing of tiles carry it out (asynctile/play).
 
 The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen steps, some never.
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
+from asynctile.schedule.start import Seam
 from asynctile.storage.residency import State
 from asynctile.storage.tile import Tile
 
@@ -111,9 +112,9 @@ class Schedule:
 
     stretches: stretches[i] is the first entry of stretch i. A stretch is the entries between two marks. It may run once the
     host has looked at the results before it. marks: for each mark's name, the number of the stretch behind it.
-    start: where all tiles stand when the step begins, and again when it ends. at: the same for each mark, so a step can be left
-    there. end: the same as `start`, but with the entries that wrote the tiles.
-    peaks: the most bytes that stand in each tier.
+    start: where all tiles stand when the step begins. at: the same for each mark, so a step can be left there. end: the same
+    when the step ends, with the entries that wrote the tiles. seams: of each tier, where the program's steps end.
+    peaks: the most bytes that stand in each tier. repeats: the step ends where it begins.
     """
 
     program: Program
@@ -123,7 +124,9 @@ class Schedule:
     start: tuple[Standing, ...]
     at: Mapping[str, tuple[Standing, ...]]
     end: tuple[Standing, ...]
+    seams: tuple[Seam, ...]
     peaks: tuple[int, ...]
+    repeats: bool
 
     def __len__(self) -> int:
         return len(self.entries)

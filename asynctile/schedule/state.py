@@ -39,8 +39,9 @@ _NUMBERS = (
 )  # fmt: skip
 #: Addresses of tables. entries, uses: as in `Uses`. tiles: TILE. leaving: (rank, tile), a heap with the tile needed furthest
 #: ahead first, with stale entries; behind `leaving_room` are entries set aside. brought: (entry, bytes), a ring. moves: MOVE.
-#: homes: (tile, 0). standing: (offset, tile), ascending. holes: (offset, bytes), ascending, no two adjacent. Scratch tables of
-#: a search for a place: parts: (offset, bytes) of holes, windows: (bytes that move, offset), moving: (tile, offset).
+#: homes: (tile, 0), the tiles with a home. standing: (offset, tile), ascending. holes: (offset, bytes), ascending, no two
+#: adjacent. Scratch tables of a search for a place: parts: (offset, bytes) of holes, windows: (bytes that move, offset),
+#: moving: (tile, offset).
 #: free: SECONDS, by part. ways: WAY, up and down. gaps: GAP, GAPS for each way.
 _TABLES = (
     "entries_at", "uses_at", "tiles_at", "leaving_at", "brought_at", "moves_at", "homes_at", "standing_at", "holes_at",
@@ -53,13 +54,13 @@ STATE = np.dtype([
 ], align=True)  # fmt: skip
 #: One tile. size: nbytes rounded up to the alignment. again: the position of its next use. since: the entry at which it came.
 #: overwritten: the last entry, among those looked at ahead, that overwrites it. held, placed: stamps. came: `since` in the run
-#: before. home: its offset between two runs; at: its offset now. -1 means none. written_s, used_s, below_s: when its bytes are
+#: before. home: its offset when the run ends; at: its offset now. -1 means none. written_s, used_s, below_s: when its bytes are
 #: written here, when all its uses here are over, when its bytes are written below. dirty: the copy below is older. kept: it
-#: must stand when the run ends.
+#: must stand when the run ends. clean: its copy below must be as new then.
 TILE = np.dtype([
     *((name, np.int64) for name in ("nbytes", "size", "again", "since", "overwritten", "held", "placed", "came", "home", "at")),
     *((name, np.float64) for name in ("written_s", "used_s", "below_s")),
-    *((name, np.bool_) for name in ("stands", "dirty", "kept")),
+    *((name, np.bool_) for name in ("stands", "dirty", "kept", "clean")),
 ], align=True)  # fmt: skip
 PAIR = np.dtype([("key", np.int64), ("value", np.int64)])
 MOVE = np.dtype([(name, np.int64) for name in ("entry", "act", "tile", "offset")])

@@ -1,4 +1,4 @@
-"""A walk through a program that repeats: which tiles stand in a tier, and when.
+"""A walk through a program: which tiles stand in a tier, and when.
 
 A tile that needs room gets it from the tile whose bytes are needed furthest ahead (Belady's MIN), and tiles are loaded some
 bytes before they are needed. The walk mirrors what a run does by itself: lanes release temporaries behind their last use, an
@@ -16,7 +16,7 @@ from numba import types
 from asynctile.kernels.cpu.jit import inline, loop, piece
 from asynctile.schedule import addresses, clock
 from asynctile.schedule.leaving import NOBODY, rank, victim
-from asynctile.schedule.packer import bring_back, enter, forget, leave, stand, unborn
+from asynctile.schedule.packer import bring_back, enter, forget, leave, save, stand, unborn
 from asynctile.schedule.state import BROUGHT, entry_at, pair_at, state_at, tile_at, use_at
 from asynctile.schedule.uses import READS, WRITES
 
@@ -177,11 +177,10 @@ def _look_ahead(s: Any) -> None:
 @piece()
 def _begin(s: Any) -> None:
     """Give the tiles that stand at the start their places and ranks."""
-    for place in range(s.homes):
-        tile = pair_at(s.homes_at, place).key
-        addresses.take(s, tile, tile_at(s, tile).home)
     for number in range(s.tiles):
         if tile_at(s, number).stands:
+            if s.has_places:
+                addresses.take(s, number, tile_at(s, number).at)
             s.used += tile_at(s, number).size
             rank(s, number, tile_at(s, number).again)
     s.peak = s.used
@@ -200,12 +199,14 @@ def _arrive(s: Any, entry: int) -> None:
 
 @piece()
 def _go_on(s: Any, entry: int) -> None:
-    """Step behind an entry, and look ahead."""
+    """Step behind an entry, and look ahead. A tile that must be clean in the end is written back behind its last use."""
+    s.entry = entry + 1
     for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
         tile = tile_at(s, use_at(s, place).tile)
         if tile.overwritten == entry:
             tile.overwritten = -1
-    s.entry = entry + 1
+        if tile.clean and tile.stands and tile.dirty and tile.again >= s.entries:
+            save(s, use_at(s, place).tile)
     if s.brought < s.ahead:
         _look_ahead(s)
 
@@ -227,7 +228,7 @@ def _put_inputs(s: Any) -> bool:
 
 @loop((types.int64, types.boolean))
 def walk(address: int, is_over: bool) -> bool:
-    """Walk once through the program and, with places, back to its beginning; return False if an entry does not fit.
+    """Walk once through the program and, with places, to its end; return False if an entry does not fit.
 
     address: of the state. is_over: the program was walked through; now only place the inputs of the next run.
     """

@@ -43,8 +43,8 @@ class EntryUses(NamedTuple):
 class Uses:
     """The uses of `program` on one tier.
 
-    tiles: by number, the persistent ones first. sizes: bytes of each, rounded up to `alignment`. pace: of the tier's device and
-    its link.
+    tiles: by number, the persistent ones of the program first, and `others`, which only stand there, last. sizes: of each,
+    rounded up to `alignment`. pace: of the tier's device and its link.
     has_link: RAM is below the tier, over a link. Without one, the host writes inputs where they stand, and a mark at which it
     does so uses them.
     inputs: the numbers of the inputs that the host writes in the tier before every run. passing: of inputs that it writes
@@ -55,13 +55,13 @@ class Uses:
 
     def __init__(
         self, program: Program, alignment: int, pace: Pace, entries: Iterable[EntryUses], inputs: list[int], *, has_link: bool,
-        passing: Sequence[int] = (),
+        passing: Sequence[int] = (), others: Sequence[Tile] = (),
     ) -> None:  # fmt: skip
         self.program = program
         self.alignment = alignment
         self.has_link = has_link
         self.pace = pace
-        self.tiles = tiles_of(program)
+        self.tiles = [*tiles_of(program), *others]
         self.nbytes = np.array([tile.nbytes for tile in self.tiles], np.int64)
         self.sizes = -(-self.nbytes // alignment) * alignment
         self.inputs = inputs
@@ -80,6 +80,14 @@ class Uses:
     def __len__(self) -> int:
         return len(self.entries) - 2
 
+    def first_needs(self) -> dict[int, int]:
+        """Return the position at which each tile's bytes are needed first; tiles that are overwritten first are left out."""
+        count = int(self.entries["at"][-1])
+        tiles, first = np.unique(self.uses["tile"][:count], return_index=True)
+        entries = np.searchsorted(self.entries["at"], first, side="right") - 1
+        read = (self.uses["how"][first] != WRITES) & ~self.entries["on_host"][entries]
+        return dict(zip(tiles[read].tolist(), entries[read].tolist(), strict=True))
+
     def dying(self) -> list[list[Tile]]:
         """Return, for each entry, those of its tiles whose bytes are dead behind it."""
         found: list[list[Tile]] = [[] for _ in range(len(self))]
@@ -95,11 +103,13 @@ def tiles_of(program: Program) -> list[Tile]:
     return list(dict.fromkeys([*program.standing, *program.inputs.values(), *program.temporaries]))
 
 
-def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool, inputs_stand: bool = True) -> Uses:
+def uses_of(
+    program: Program, alignment: int, pace: Pace, *, has_link: bool, inputs_stand: bool = True, others: Sequence[Tile] = ()
+) -> Uses:
     """Return the uses of the tier in which operations run.
 
     alignment: of tiles there, in bytes. pace: for the seconds of each entry. has_link: RAM is below that tier. inputs_stand:
-    without a link, the host writes inputs to this tier before a run; otherwise below it.
+    without a link, the host writes inputs to this tier before a run; otherwise below it. others: tiles that only stand there.
     """
     numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
     ranks = program.device_uses if has_link else program.next_uses
@@ -113,7 +123,8 @@ def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool, inp
             used += [(tile, WRITES, _first_use(program, tile, index), False) for tile in given]
         entries.append(EntryUses(used, given if has_link else (), seconds_of(pace, entry, on_host=on_host), on_host))
     inputs = [numbers[tile] for tile in program.inputs.values() if tile not in passing]
-    return Uses(program, alignment, pace, entries, inputs, has_link=has_link, passing=[numbers[tile] for tile in passing])
+    passes = [numbers[tile] for tile in passing]
+    return Uses(program, alignment, pace, entries, inputs, has_link=has_link, passing=passes, others=others)
 
 
 def hows_of(entry: Entry) -> dict[Tile, int]:

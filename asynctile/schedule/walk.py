@@ -35,13 +35,26 @@ class Stay(NamedTuple):
     dirty: bool
 
 
+class Ends(NamedTuple):
+    """Addresses at both ends of a run.
+
+    at: the offset of each tile that stands when it begins. home: of each tile that stands when it ends. came: for tiles with a
+    home, the entry of the run before at which they came. clean: the tiles with a home that must not be newer than below then.
+    """
+
+    at: Mapping[int, int]
+    home: Mapping[int, int]
+    came: Mapping[int, int]
+    clean: Collection[int] = ()
+
+
 class Walk:
     """One run of `uses` in `cap` bytes; NoRoom if an entry does not fit.
 
     ahead: the most bytes that may be loaded before they are used. slack: bytes that stay free as long as a tile can be evicted
     for them. start: the tiles that stand when the run begins.
-    kept: the tiles that must stand when it ends; None: any. home: offsets of tiles between two runs; with it, the walk finds an
-    address for every tile. Without it, a tile fits if as many bytes are free.
+    kept: the tiles that must stand when it ends; None: any. ends: with them, the walk finds an address for every tile. Without
+    them, a tile fits if as many bytes are free.
 
     loaded, written, copied: bytes from below, to below, and within the tier. peak: the most bytes that stood at once. seconds:
     a rough time of the run. moves: MOVE records, in order. tiles: TILE records, as they are at the end.
@@ -56,14 +69,14 @@ class Walk:
         start: Mapping[int, Stay],
         *,
         kept: Collection[int] | None = None,
-        home: Mapping[int, int] | None = None,
+        ends: Ends | None = None,
     ) -> None:
         self._uses = uses
-        room = 0 if home is None else 2 * len(uses.uses)
+        room = 0 if ends is None else 2 * len(uses.uses)
         while True:
             self._tables = tables = WalkState(uses, cap, room)
-            tables.set(ahead=ahead, slack=slack, keeps=kept is not None, has_places=home is not None)
-            _set_start(tables, start, kept, home)
+            tables.set(ahead=ahead, slack=slack, keeps=kept is not None, has_places=ends is not None)
+            _set_start(tables, start, kept, ends)
             fits = walk(tables.address, False)
             if (moves := int(tables.state["moves"][0])) <= room:
                 break
@@ -110,16 +123,18 @@ def inputs_alone(uses: Uses, cap: int) -> dict[int, Stay]:
 
 
 def _set_start(
-    tables: WalkState, start: Mapping[int, Stay], kept: Collection[int] | None, home: Mapping[int, int] | None
+    tables: WalkState, start: Mapping[int, Stay], kept: Collection[int] | None, ends: Ends | None
 ) -> None:
     tiles, numbers = tables["tiles"], list(start)
     if start:
         tiles["stands"][numbers] = True
-        came, tiles["again"][numbers], tiles["dirty"][numbers] = zip(*start.values(), strict=True)
+        _, tiles["again"][numbers], tiles["dirty"][numbers] = zip(*start.values(), strict=True)
     if kept is not None:
         tiles["kept"][list(kept)] = True
-    if home:
-        tables.set(homes=len(home))
-        tables["homes"]["key"][: len(home)] = list(home)
-        tiles["home"][list(home)] = list(home.values())
-        tiles["came"][numbers] = came
+    if ends is not None:
+        tables.set(homes=len(ends.home))
+        tables["homes"]["key"][: len(ends.home)] = list(ends.home)
+        for name in ("at", "home", "came"):
+            values: Mapping[int, int] = getattr(ends, name)
+            tiles[name][list(values)] = list(values.values())
+        tiles["clean"][list(ends.clean)] = True

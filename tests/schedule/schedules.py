@@ -44,6 +44,7 @@ class Run:
         self.means = Means(schedule)
         self.inputs = set(schedule.program.inputs.values())
         self.lowest = TOP if space.ram is None else RAM
+        self.steps = STEPS if schedule.repeats else 1
         self.given: dict[Place, int] = {}
         self.given_to: dict[Tile, int] = {}
         self.stored = blocks(schedule)
@@ -54,7 +55,7 @@ class Run:
         self._begin()
         schedule, ends = self.schedule, [*self.schedule.stretches[1:], len(self.schedule)]
         names = [*sorted(schedule.marks, key=schedule.marks.__getitem__), END]
-        for _ in range(STEPS):
+        for _ in range(self.steps):
             self._give_inputs()
             self.given.clear()
             self.given_to.clear()
@@ -71,20 +72,21 @@ class Run:
 
     def _begin(self) -> None:
         """Give persistent tiles their bytes where the step begins, and nowhere else."""
-        for tile in self.schedule.program.standing:
-            if tile not in self.inputs:
-                self.means.make(tile)
+        for one in self.schedule.start:
+            if one.tier == TOP and one.tile not in self.inputs and one.state is not ABSENT:
+                self.means.make(one.tile)
         self._fill(self.schedule.start)
 
     def _fill(self, stands: Sequence[Standing]) -> None:
-        above = {one.tile for one in stands if one.tier == TOP and one.state is DIRTY}
+        above = {one.tile for one in stands if one.tier == TOP and one.state in (DIRTY, ABSENT)}
+        in_lowest = {one.tile for one in stands if one.tier == self.lowest}
         for one in stands:
-            if one.tile in self.inputs or (one.tier == RAM and one.tile in above):
+            if one.tile in self.inputs or one.state is ABSENT or (one.tier == RAM and one.tile in above):
                 continue
             version = self.means.newest[one.tile]
             if one.place is not None:
                 self.memory.write(one.place, version)
-            if one.state in (CLEAN, STORED) and one.tier == self.lowest:
+            if one.state in (CLEAN, STORED) and (one.tier == self.lowest or one.tile not in in_lowest):
                 for place in self.stored.get(one.tile, ())[:1]:
                     self.memory.write(place, version)
 
@@ -133,14 +135,15 @@ class Run:
                 continue  # it holds everything, and older bytes too
             if self._is_true(one, is_above, name, end):
                 whole.add(one.tile)
-        lost = {tile for tile in self.schedule.program.standing if tile not in self.inputs} - whole
+        lost = {tile for tile in self.means.newest if tile.persistent and tile not in self.inputs} - whole
         assert not lost, f"at {name} nobody has the newest bytes of {', '.join(tile.name for tile in lost)}"
 
     def _is_true(self, one: Standing, is_above: bool, name: str, end: int) -> bool:
         """Return whether the newest bytes of the standing's tile are there."""
         what, version = f"at {name} {one.tile.name} in tier {one.tier} {one.state}", self.means.newest.get(one.tile, GARBAGE)
         assert (one.place is not None) == (one.state in (CLEAN, DIRTY)), f"{what} has place {one.place}"
-        assert one.state is not STALE and (one.state is not ABSENT or is_above or one.tile in self.inputs), what
+        may_be_absent = is_above or one.tile in self.inputs or one.tile not in self.means.newest
+        assert one.state is not STALE and (one.state is not ABSENT or may_be_absent), what
         if one.state is ABSENT:
             return False
         assert not is_above, f"{what}, and newer above"
@@ -238,6 +241,24 @@ def check(schedule: Schedule, space: Space, chance: random.Random) -> None:
     _check_program_order(schedule)
     _check_ends(schedule)
     _check_peaks(schedule, space)
+    for rests in (False, True):
+        Run(schedule, space, chance, rests=rests).run()
+
+
+def check_arrival(schedule: Schedule, steady: Schedule, space: Space, chance: random.Random) -> None:
+    """Raise AssertionError for a schedule in which some step would not find its bytes, or that `steady` could not follow."""
+    _check_program_order(schedule)
+    _check_peaks(schedule, space)
+    assert not schedule.repeats and steady.repeats
+    cuts, end, seam = (space.top, space.ram), _where(schedule.end), _where(steady.start)
+    for (tile, tier), (state, place) in seam.items():
+        found, there = end[tile, tier]
+        is_packed = cuts[tier].cap is not None
+        assert found is state, f"{tile.name} is {found} in tier {tier} behind an arrival, not {state}"
+        same = there == place if is_packed else (there is None) is (place is None)
+        assert same, f"{tile.name} stands at {there}, not {place}"
+    for (tile, tier), (_, place) in end.items():
+        assert (tile, tier) in seam or place is None or cuts[tier].cap is None, f"{tile.name} is left behind at {place}"
     for rests in (False, True):
         Run(schedule, space, chance, rests=rests).run()
 

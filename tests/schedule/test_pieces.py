@@ -45,7 +45,7 @@ def schedule_of(letters: str, edges: dict[int, tuple[int, ...]] | None = None, s
 
 
 def made_of(entries: list[Scheduled], stretches: tuple[int, ...]) -> Schedule:
-    return Schedule(Program("by chance").finish(), tuple(entries), stretches, {}, (), {}, (), (0, 0))
+    return Schedule(Program("by chance").finish(), tuple(entries), stretches, {}, (), {}, (), (), (0, 0), repeats=True)
 
 
 @st.composite
