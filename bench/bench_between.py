@@ -2,10 +2,10 @@
 
     python bench/bench_between.py [--rounds 5] [--caps 0.25 0.10] [--write]
 
-A schedule ends where it begins, so a step after another step moves only its own bytes. Before another program begins, tiles
-first move to its beginning: at most one cap of bytes each way. The first table has the step after that program. In the second,
-the program itself brings up bytes after a step, and after a run of itself; the difference is what a schedule from any start
-could save at most. Its last column has the CPU seconds to work out one such schedule. There are no targets.
+A schedule ends where it begins, so a step after another step moves only its own bytes. A step after another program begins
+where that program has left the tiles, by a schedule of its own. The first table has that step. In the second, the program
+itself brings up bytes after a step, and after a run of itself; the difference is the price of the start. Its last columns have
+the CPU seconds to work out the program's schedule, and the one that begins after a step. There are no targets.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ from common import Table, arguments, batch, publish, trainer_on
 from asynctile import Engine
 from asynctile.layers import Trainer
 from asynctile.layers.model import model_state_of
+from asynctile.repeat.arrival import start_of
 from asynctile.repeat.space import space_on
-from asynctile.schedule.decide import decide
+from asynctile.schedule.decide import arrive, decide
 
 
-async def deciding_s(trainer: Trainer, tokens: Any) -> float:
-    """CPU seconds in which the schedule of one validation is worked out, on the caps as they are."""
+async def deciding_s(trainer: Trainer, tokens: Any) -> tuple[float, float]:
+    """CPU seconds in which the schedule of one validation is worked out, and the one from where the tiles stand now."""
     model = model_state_of(trainer.model)
-    program = model.program("loss", model.tiling.rows(*tokens.shape))
-    space = space_on(model.runtime.tiers, model.demand(program))
-    started = time.thread_time()
-    assert decide(program, space) is not None
-    return time.thread_time() - started
+    program, tiers = model.program("loss", model.tiling.rows(*tokens.shape)), model.runtime.tiers
+    space, start = space_on(tiers, model.demand(program)), start_of(tiers, program)
+    began = time.thread_time()
+    steady = decide(program, space)
+    decided = time.thread_time()
+    assert steady is not None
+    arrive(steady, space, start)
+    return decided - began, time.thread_time() - decided
 
 
 async def uploaded(engine: Engine, run: Callable[[], Awaitable[Any]]) -> float:
@@ -49,7 +53,8 @@ async def main() -> None:
     options = arguments(__doc__, rounds=5, caps=(0.25, 0.10))
     tokens, targets = batch(CONFIG, BATCH, LENGTH)
     table = Table("a step", ("cap", "after", "s", "MB up", "MB down"))
-    between_steps = Table("the program between", ("cap", "program", "MB up after a step", "after itself", "s to decide"))
+    columns = "cap", "program", "MB up after a step", "after itself", "s to decide", "s to decide after a step"
+    between_steps = Table("the program between", columns)
     for share in options.caps:
         async with AsyncExitStack() as stack:
             rate = rate_of(share, 2.0)
@@ -77,8 +82,8 @@ async def main() -> None:
             table.rows += [(f"{share:.0%}", name, *row) for name, row in medians.items()]
             decide_s = await deciding_s(trainer, tokens)
             for name, (after_a_step, after_itself) in list(own.items())[1:]:
-                one_s = decide_s if name == "a validation" else None
-                between_steps.rows.append((f"{share:.0%}", name, after_a_step, after_itself, one_s))
+                each_s = decide_s if name == "a validation" else (None, None)
+                between_steps.rows.append((f"{share:.0%}", name, after_a_step, after_itself, *each_s))
     configuration = {"model": MODEL, "states": STATES, "repeats": f"median of {options.rounds} rounds, in turn"}
     publish("bench_between", __doc__, configuration, [table, between_steps], write=options.write)
 

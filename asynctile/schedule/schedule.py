@@ -135,7 +135,7 @@ class Schedule:
         """Yield every place that is used, as often as it is used."""
         for entry in self.entries:
             yield from entry.places
-        for standing in (self.start, *self.at.values()):
+        for standing in (self.start, *self.at.values(), self.end):
             yield from (one.place for one in standing if one.place is not None)
 
     def inputs_below(self) -> list[Tile]:

@@ -266,7 +266,7 @@ async def test_a_tile_that_an_abandoned_run_did_not_write_has_no_bytes() -> None
             await runtime_of(engine).read(c)
 
 
-async def test_a_run_whose_tiles_cannot_come_to_its_start_raises_why_and_loses_nothing_else(tmp_path: Path) -> None:
+async def test_a_run_that_cannot_load_its_tiles_raises_why_and_loses_only_its_results(tmp_path: Path) -> None:
     faults, work = Faults(seed=3), Matmul()
     async with engine_for(work, tmp_path, "emulated", 6, 5, wrap_spill=faults.wrap) as engine:
         await work.prepare(engine)
@@ -279,7 +279,7 @@ async def test_a_run_whose_tiles_cannot_come_to_its_start_raises_why_and_loses_n
                     await run.finish()
                 return await run.abandon()
 
-        assert await runtime_of(engine).call(job()) == []
+        assert set(await runtime_of(engine).call(job())) <= set(work.tiles["c"].values())
         faults.disarm()
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
