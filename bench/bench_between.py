@@ -27,6 +27,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.repeat.arrival import start_of
 from asynctile.repeat.space import space_on
 from asynctile.schedule.decide import arrive, decide
+from asynctile.schedule.start import IN_SLOT, Stands
 
 
 async def deciding_s(trainer: Trainer, tokens: Any) -> tuple[float, float]:
@@ -34,6 +35,8 @@ async def deciding_s(trainer: Trainer, tokens: Any) -> tuple[float, float]:
     model = model_state_of(trainer.model)
     program, tiers = model.program("loss", model.tiling.rows(*tokens.shape)), model.runtime.tiers
     space, start = space_on(tiers, model.demand(program)), start_of(tiers, program)
+    inputs = tuple(Stands(tile, IN_SLOT, False) for tile in program.inputs.values())  # a run puts them in RAM first
+    start = start._replace(tiers=(start.tiers[0], start.tiers[1] + inputs))
     began = time.thread_time()
     steady = decide(program, space)
     decided = time.thread_time()

@@ -6,7 +6,7 @@ end, and one for each other start: its first run, and a run after another progra
 
 Some runs go by coroutines (asynctile/run/issuer.py): the first run of a program, and every run in which a kernel is not
 compiled, a trace is recorded, or much is fetched. From the second run on, while its schedule is kept, a program is
-played by workers, whatever ran in between. Graphs play it from its seam only, since capturing them takes longer than a run.
+played by workers or graphs, whatever ran in between.
 
 Where tiles come and go, one schedule at a time is bound, and it is left when another program runs. Where everything
 stays, schedules are not in each other's way: all that are played stay bound, and such a program is played whenever it
@@ -146,7 +146,7 @@ class Schedules:
             if before is None:
                 steady = await self._templates.of(program, demand, played=False)
                 start = await self._arrive(steady.schedule, inputs)
-            if plays and (start is None or self._tiers.device.recorder is None):
+            if plays:
                 template = await self._templates.of(program, demand, played=True, start=start)
                 if template.played:
                     bound = await self._bind(template, inputs, before, unwritten)
