@@ -104,6 +104,7 @@ def test_a_run_killed_after_its_checkpoint_resumes_from_it(
     with monkeypatch.context() as patch:
         patch.setattr(PlainDisplay, "step", killed)
         assert train("--out", run, "--save-every", 3)[0] == 2
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000003"]
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')
     assert train("--out", run)[0] == 2  # not without --resume
