@@ -74,13 +74,13 @@ def run(given: dict[str, Any]) -> int:
     return 0
 
 
-def _windows_of_run(given: dict[str, Any], run: RunFolder, _shape: Config, _progress: _Progress) -> ValidationBatches:
+def _windows_of_run(given: dict[str, Any], run: RunFolder, shape: Config, _progress: _Progress) -> ValidationBatches:
     """Return the windows that the run validates on, unless more or fewer are asked for."""
     options = resumed_options({}, run.read_record()["options"], run.path)
     if options.seq_len is None:
         raise ValueError(f"the run {run.path} has not done its first step; let it train until its first checkpoint")
     held_out = open_held_out(options, run, options.seq_len)
-    batch_size, seq_len = given["batch_size"] or options.batch_size, given["seq_len"] or options.seq_len
+    batch_size, seq_len = given["batch_size"] or options.batch_size, _seq_len(given, options.seq_len, shape)
     return ValidationBatches(held_out, batch_size, seq_len, given["validation_tokens"] or tokens_of(options))
 
 
@@ -91,13 +91,22 @@ def _windows_of_data(
 
     place: folder for the tokens. shape: the model's. progress: called while the text is encoded.
     """
-    path, seq_len = given["data"], given["seq_len"] or shape.block_size
+    path, seq_len = given["data"], _seq_len(given, shape.block_size, shape)
     source = open_source(path, given["text_field"])
     if source.note is not None:
         warnings.warn(f"data {path}: {source.note}", stacklevel=2)
     tokens = source.tokens(tokenizer, place, progress=partial(progress, "tokenizing the text", shown=as_sizes))
     check_sequence(f"data {path}", tokens, seq_len)
     return ValidationBatches(tokens, given["batch_size"] or Options.batch_size, seq_len, given["validation_tokens"])
+
+
+def _seq_len(given: dict[str, Any], usual: int, shape: Config) -> int:
+    """Return --seq-len, or `usual` without it; ValueError if the model takes fewer tokens."""
+    seq_len: int = given["seq_len"] or usual
+    if seq_len > shape.block_size:
+        raise ValueError(f"--seq-len {seq_len} is above the {shape.block_size} tokens that the model takes; choose at most "
+                         f"{shape.block_size}")
+    return seq_len
 
 
 async def _evaluate(

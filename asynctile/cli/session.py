@@ -29,7 +29,7 @@ from asynctile.cli.sample import MOST_CHARACTERS, Sample, sample
 from asynctile.cli.terminal import printable
 from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
-from asynctile.errors import AsynctileError, CheckpointError
+from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.companions import CARD
 from asynctile.layers.data import Batches
@@ -240,6 +240,8 @@ class Session:
                 check=self.interrupt.check)  # fmt: skip
         except InterruptedError:
             return None
+        except BudgetError as error:  # a short step may need less than a text
+            raise BudgetError(f"the run {self.folder.path} writes no sample: {error}", error.floor) from error
         except AsynctileError as error:
             raise AsynctileError(f"the run {self.folder.path} writes no sample: {error}, or a --lr below "
                                  f"{self.options.lr}") from error

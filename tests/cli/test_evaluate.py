@@ -109,7 +109,9 @@ def test_a_target_that_cannot_be_evaluated_is_refused_in_a_line(
     short.write_text("x" * 32)
     refused(program("evaluate", run, "--data", short), f"data {short} has 32 tokens, less than one sequence")
     refused(program("evaluate", run, "--tokenizer", "bytes"), "--tokenizer bytes does not go with the", str(run), "--data")
-    refused(program("evaluate", run, "--data", text, "--seq-len", 33), f"data {text}", "block_size is 32")
+    for of in ((), ("--data", text)):
+        said = "--seq-len 33 is above the 32 tokens that the model takes; choose at most 32"
+        refused(program("evaluate", run, "--seq-len", 33, *of), said)
     (run / "tokens" / "tokens.bin").write_bytes(b"\xff" * (run / "tokens" / "tokens.bin").stat().st_size)
     refused(program("evaluate", run), str(run), "65535")
     shutil.rmtree(run / "tokens")

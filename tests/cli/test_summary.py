@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asynctile.cli.summary import Sums
-from asynctile.errors import AsynctileError
+from asynctile.errors import AsynctileError, BudgetError
 from tests.cli.conftest import Program
 
 
@@ -34,13 +34,20 @@ def test_no_stall_is_reported_where_none_was_measured() -> None:
     assert sums_of().stalled is None
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AsynctileError("300 logits are not finite: use another checkpoint"),
+         "300 logits are not finite: use another checkpoint, or a --lr below 0.5"),
+        (BudgetError("a text needs 1 MiB; raise host_memory", 1 << 20), "a text needs 1 MiB; raise --host-memory\n"),
+    ],
+)  # fmt: skip
 def test_a_model_that_writes_no_sample_raises_an_error_that_names_the_run(
-    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: AsynctileError, said: str
 ) -> None:
     async def no_sample(*args: Any, **options: Any) -> None:
-        raise AsynctileError("300 logits are not finite: use another checkpoint")
+        raise error
 
     monkeypatch.setattr("asynctile.cli.session.sample", no_sample)
     status, _, err = train("--out", tmp_path / "run", "--lr", 0.5)
-    said = f"{tmp_path / 'run'} writes no sample: 300 logits are not finite: use another checkpoint, or a --lr below 0.5"
-    assert status == 2 and said in err
+    assert status == 2 and f"{tmp_path / 'run'} writes no sample: {said}" in err
