@@ -132,11 +132,11 @@ def test_an_interrupted_text_ends_its_line(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--top-p", 1.5), "top_p is 1.5, expected a number above 0, at most 1"),
+        (("--top-p", 1.5), "--top-p is 1.5, expected a number above 0, at most 1"),
         (("--top-p", 0), "--top-p"),
-        (("--min-p", 1.1), "min_p is 1.1, expected a number from 0 to 1"),
+        (("--min-p", 1.1), "--min-p is 1.1, expected a number from 0 to 1"),
         (("--repetition-penalty", "nan"), "--repetition-penalty"),
-        (("--repetition-penalty", "1e39"), "repetition_penalty is 1e+39, expected"),
+        (("--repetition-penalty", "1e39"), "--repetition-penalty is 1e+39, expected"),
         (("--stop", ""), "stop has '' of 0 characters"),
         (("--stop", "a" * 2000), "of 2,000 characters, expected a string of 1 to 1,000"),
         (("--stop", "a") * 65, "stop has 65 strings, expected at most 64"),

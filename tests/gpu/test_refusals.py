@@ -28,7 +28,7 @@ def test_the_command_says_the_same_in_one_line(tmp_path, capsys, rehearsed) -> N
     given = ["train", "--device", NAME, "--device-memory", "65536GiB", "--steps", "1", "--out", str(tmp_path / "run")]
     assert main(given) != 0
     said = capsys.readouterr().err.strip()
-    assert "device_memory" in said or "--device-memory" in said
+    assert "lower --device-memory (now 64.00 TiB)" in said
     assert "Traceback" not in said
 
 
