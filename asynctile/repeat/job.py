@@ -45,7 +45,7 @@ class Job(Protocol):
 
 
 class FailedJob:
-    """A run whose tiles did not come to the start of its schedule: every method but `abandon` raises `error`."""
+    """A run that cannot begin, because bytes of its tiles were lost by `error`: every method but `abandon` raises it."""
 
     played = False
 

@@ -274,10 +274,10 @@ class _Emission:
     def _perform_on_host(self, entry: Entry) -> None:
         assert self.ram is not None and isinstance(entry, Operation)
         self._touch()
-        places = tuple(
-            self._in_ram(tile) if how != WRITE else self.ram.places.get(tile) or self.ram.put(tile)
-            for tile, how in zip(entry.tiles, entry.access, strict=True)
-        )
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            if how != WRITE:
+                self._in_ram(tile)
+        places = tuple(self.ram.places.get(tile) or self.ram.put(tile) for tile in entry.tiles)
         number = self._add(Kind.OPERATION, entry, places, entry.access)
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != READ:

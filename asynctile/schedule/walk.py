@@ -1,6 +1,7 @@
 """The Python side of a walk: the arguments of the compiled walk (stays.py, packer.py), and its results.
 
-A walk goes through a program that repeats, and decides once for all runs which tiles stand in a tier, and where.
+A walk goes through a program, and decides which tiles stand in a tier, and where: once for all runs from the program's seam,
+and once for each other start.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_a_resident_tile_that_was_changed_is_dirty_when_the_step_begins() -> Non
         ({0: [(COPY, "b", 64)]}, "was to copy tile b at byte 64, but it stands nowhere"),
         ({0: [(LOAD, "a", 64)]}, "was to load tile a at byte 64, but it stands at 0"),
         ({1: [(LEAVE, "a", 64)]}, "was to leave tile a at byte 64, but it stands at 0"),
-        ({1: [(LEAVE, "a", 0)]}, "does not end where it began"),
+        ({1: [(LEAVE, "a", 0)]}, "does not end at its seam"),
     ],
 )
 def test_a_move_that_contradicts_the_places_of_tiles_is_refused(
