@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Set before the kernels are imported, because they look up their cache folder on import. Tests keep their kernels in this
 # checkout, from one session to the next, and never touch the user's cache.
@@ -21,6 +22,10 @@ from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.time_limit import not_counted
 from tests.transitions import Transitions
+
+# No test depends on how fast the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # A shell starts background programs with Ctrl-C ignored, and nohup starts them with hang-ups ignored. Every program that the
 # tests stop by these signals would inherit that.

@@ -30,7 +30,7 @@ def demand(parameters: Parameters, deep: Shape, kind: str, kept: int) -> Demand:
     return demand_of([record(kind, parameters, rows, kept=kept)], parameters.states())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None:
     """Models of one block foretell each size for deeper ones. Keeping never makes an operation hold more tiles at once."""

@@ -27,7 +27,7 @@ HUGE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_the_counts_are_those_of_the_tensors_and_tiles(data: st.DataObject) -> None:
     heads = data.draw(st.sampled_from([1, 2, 3]))

@@ -97,7 +97,7 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
 
     player = players(threads, rate)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(schedules())
     def check(example):
         asyncio.run_coroutine_threadsafe(run(player, *example), loop).result(60)

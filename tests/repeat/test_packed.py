@@ -96,7 +96,7 @@ async def run_thrice(work: Workload, place: EngineSetup, folder: Path, *, plays:
         assert (after.device_used_bytes, after.host_used_bytes, after.spill_used_bytes) == (0, 0, 0)
 
 
-@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 1 << 32), share=st.floats(0.02, 0.5), device=st.sampled_from(["emulated", "three tiers", "cpu"]),
        plays=st.booleans())  # fmt: skip
 def test_any_packing_of_any_program_gives_the_bits_of_a_run(

@@ -100,7 +100,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_entry_is_enqueued_once_and_after_all_that_it_names(kind: str, seed: int) -> None:
     schedule = drawn(seed, kind)

@@ -1,7 +1,7 @@
 """How long texts keep a share that others wait for, in pure numbers of seconds."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.schedule.allowance import PART, Allowance
@@ -58,7 +58,6 @@ def test_if_nobody_waits_texts_give_the_share_back_after_each_round_at_no_cost()
     assert rounds(allowance, 0.01)[1] == pytest.approx(PART * STEP_S, abs=0.011)
 
 
-@settings(deadline=None)
 @given(step_s=st.floats(0.001, 2), round_s=st.floats(1e-3, 0.1), first=st.integers(1, 20), steps=st.integers(1, 5))
 def test_steps_lose_a_part_of_their_time_and_at_most_the_rounds_to_one_token_and_one_more(step_s, round_s, first, steps):
     allowance, lost_s = Allowance(), 0.0

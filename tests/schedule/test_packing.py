@@ -61,7 +61,7 @@ def test_a_step_of_a_training_is_packed_under_every_cap(kind: str, over_link: bo
     assert moved[0] > moved[-1]
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 1 << 32), share=st.floats(0, 1), over_link=st.booleans())
 def test_any_program_is_packed_validly(seed: int, share: float, over_link: bool) -> None:
     work = write_program(random.Random(seed))
@@ -116,7 +116,7 @@ def checked(program: Program, cap: int, depth: int = 1) -> Packing:
     return packing
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.randoms(use_true_random=False), st.sampled_from([1, 64, 256, 4096]), st.sampled_from([1, 2, 8, 100]), st.floats(0, 1),
        st.booleans())  # fmt: skip
 def test_a_random_program_with_marks_and_every_kind_of_entry_is_packed_validly(
@@ -166,7 +166,7 @@ def test_moves_shrink_to_the_missing_bytes_as_a_cap_grows() -> None:
     assert all(packing.nbytes(Act.COPY) <= packing.nbytes(Act.LOAD) for packing in packings)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 1 << 32), over_link=st.booleans())
 def test_in_a_tier_that_holds_everything_tiles_are_loaded_once_and_leave_only_for_the_host(seed: int, over_link: bool) -> None:
     program = program_by(random.Random(seed), sizes=(1, 64, 200, 5000))

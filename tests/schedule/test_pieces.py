@@ -142,7 +142,6 @@ def play(pieces: Pieces, seed: int) -> list[int]:
     return over
 
 
-@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
 def test_every_entry_is_a_node_of_one_piece_or_an_aside(schedule: Schedule, most_s: float | None) -> None:
     pieces = cut(schedule, GPU, most_s=most_s)
@@ -153,7 +152,6 @@ def test_every_entry_is_a_node_of_one_piece_or_an_aside(schedule: Schedule, most
     assert asides == [index for index, entry in enumerate(schedule.entries) if is_aside(entry)]
 
 
-@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
 def test_pieces_are_consecutive_ranges_of_a_stretch(schedule: Schedule, most_s: float | None) -> None:
     pieces = cut(schedule, GPU, most_s=most_s)
@@ -170,7 +168,6 @@ def test_pieces_are_consecutive_ranges_of_a_stretch(schedule: Schedule, most_s: 
             assert own[-1].stop == (*schedule.stretches, len(schedule))[stretch + 1]
 
 
-@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]), st.integers(0, 1 << 32))
 def test_dependencies_of_an_entry_are_over_before_it_in_every_order_that_pieces_allow(
     schedule: Schedule, most_s: float | None, seed: int
@@ -182,13 +179,11 @@ def test_dependencies_of_an_entry_are_over_before_it_in_every_order_that_pieces_
         assert all(when[before] < when[index] for before in edges_of(entry)), entry
 
 
-@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3]))
 def test_no_path_from_the_device_to_its_host_and_back_closes_within_a_piece(schedule: Schedule, most_s: float | None) -> None:
     assert not ways_that_close(cut(schedule, GPU, most_s=most_s))
 
 
-@settings(deadline=None)
 @given(schedules())
 def test_the_waits_between_asides_are_those_of_the_schedule(schedule: Schedule) -> None:
     for aside in cut(schedule, GPU).asides:
@@ -197,13 +192,13 @@ def test_the_waits_between_asides_are_those_of_the_schedule(schedule: Schedule) 
         assert aside.after == tuple(one for one in entry.after if is_aside(schedule.entries[one]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(schedules(sizes=(1,)))
 def test_pieces_of_a_short_step_are_as_few_as_asides_allow(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) == fewest(schedule)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(schedules())
 def test_pieces_of_a_long_step_are_not_many_more(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) <= fewest(schedule) + 2 * PARTS

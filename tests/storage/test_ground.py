@@ -204,7 +204,7 @@ class Model:
         assert self.arena.used_nbytes == self.arena.counted_nbytes == 64 * len(taken) <= CAP
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_ranges_never_overlap_and_come_after_all_earlier_users(data):
     model, last = Model(), CAP // 64 - 1

@@ -10,7 +10,7 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asynctile.storage.input import DEPTH, DIGITS, LINE_NBYTES, SHOWN, open_file, parse_json, read_file, read_lines, shown
@@ -31,7 +31,6 @@ def is_utf8(text):
     return True
 
 
-@settings(deadline=None)
 @given(VALUES, st.booleans())
 @example("\ud800", False)
 @example("\ud800", True)
@@ -164,7 +163,6 @@ def test_lines_come_with_their_ends_and_a_limit(tmp_path):
         next(lines)
 
 
-@settings(deadline=None)
 @given(st.text() | VALUES)
 def test_a_shown_value_is_short_and_plain(value):
     text = shown(value)

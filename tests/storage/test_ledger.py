@@ -157,7 +157,6 @@ def minimal_loads(trace, capacity):
     return loads
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=60), st.integers(1, 6))
 def test_loads_equal_those_of_the_optimum(trace, capacity):
     book = ledger(capacity)
@@ -172,7 +171,7 @@ def test_loads_equal_those_of_the_optimum(trace, capacity):
     assert loads == minimal_loads(trace, capacity)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_the_books_balance_after_any_sequence_of_operations(data):
     capacity = data.draw(st.integers(3, 6))

@@ -113,7 +113,7 @@ def standing(book, residencies):
     return places, book.arena.used_nbytes, book.arena.counted_nbytes, set(book.resident)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_the_books_balance_after_any_moves_and_are_restored_when_these_are_taken_back(data):
     book = packed()
