@@ -26,12 +26,12 @@ from tests.repeat import interleaving
 from tests.repeat.interleaving import SHORT, states_of
 
 STATES = SHORT.config.states_nbytes
-#: Options of an engine; "spill" becomes a folder. The floor of SHORT is 21.5 KiB, 29% of its states.
+#: Options of an engine; "spill" becomes a folder. The floor of SHORT is 21.5 KiB, 46% of its states.
 PLACES: dict[str, dict[str, Any]] = {
     "all there": {"device_memory": 8 * STATES, "host_memory": 16 * STATES},
-    "at a half": {"device_memory": STATES // 2, "host_memory": 16 * STATES},
+    "under a cap": {"device_memory": 3 * STATES // 4, "host_memory": 16 * STATES},
     "near the floor": {"device_memory": 23 << 10, "host_memory": 16 * STATES},
-    "over a file": {"device_memory": STATES // 2, "host_memory": STATES // 2 + (300 << 10), "spill": True},
+    "over a file": {"device_memory": 3 * STATES // 4, "host_memory": STATES // 2 + (300 << 10), "spill": True},
 }
 #: Enough blocks that a tenth of its states is a valid cap: 700 operations a step.
 DEEP = make_shape(20, 2, 35, 24, tile=12, batch=1, length=6, n_layer=4)

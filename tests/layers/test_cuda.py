@@ -73,7 +73,7 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize(("share", "prefetch", "precision"), covering([0.25, 0.5], [0, 2], PRECISIONS))
 async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: int, precision: str) -> None:
-    cap = max(int(share * STATES), 20 << 10)
+    cap = max(int(share * STATES), 22 << 10)
     found = await on_gpu(device_memory=cap, prefetch=prefetch, precision=precision)
     assert_same_bits(found, await resident(precision))
     assert 0 < found.device_peak_bytes <= cap

@@ -32,7 +32,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("where", "method", "call"),
-    [("all there", "begin_capture", 1), ("at a half", "begin_capture", 2), ("at a half", "end_capture", 2)],
+    [("all there", "begin_capture", 1), ("under a cap", "begin_capture", 2), ("under a cap", "end_capture", 2)],
 )
 async def test_a_step_that_cannot_be_captured_is_issued_with_the_same_bits_and_logged(
     where: str, method: str, call: int, soft_gpu: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -17,9 +17,9 @@ from tests.layers.replaying import DEEP, assert_same, by_coroutines, place_of, t
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("all there", {"device_memory": None, "host_memory": None}, {}),
     ("all there", {"precision": "bf16"}, {"clip_norm": 0.3, "recompute": False}),
-    ("at a half", {}, {"clip_norm": 0.3, "recompute": True}),
-    ("at a half", {"precision": "bf16"}, {"update": "mixed", "micro_batches": 2}),
-    ("at a half", {"prefetch": 1}, {"update": "host", "clip_norm": 0.3}),
+    ("under a cap", {}, {"clip_norm": 0.3, "recompute": True}),
+    ("under a cap", {"precision": "bf16"}, {"update": "mixed", "micro_batches": 2}),
+    ("under a cap", {"prefetch": 1}, {"update": "host", "clip_norm": 0.3}),
     ("near the floor", {}, {}),
     ("near the floor", {"precision": "bf16", "device_memory": 27 << 10}, {"clip_norm": 0.3, "update": "mixed"}),
     ("over a file", {}, {"recompute": False}),
@@ -51,6 +51,6 @@ async def test_a_tenth_of_the_states_on_the_gpu_changes_no_bit(soft_gpu: Any) ->
 
 async def test_without_prefetch_steps_are_replayed_as_well(soft_gpu: Any) -> None:
     expected = await by_coroutines(soft_gpu.opened)
-    found = await trained(soft_gpu.opened, place_of("at a half", prefetch=0))
+    found = await trained(soft_gpu.opened, place_of("under a cap", prefetch=0))
     assert_same(found, expected)
     assert all(found.graphs[1:])

@@ -38,7 +38,7 @@ TWO_PHASE = {"clip_norm": 0.3}
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [("all there", FUSED), ("at a half", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
+    [("all there", FUSED), ("under a cap", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
     ids=str,
 )
 async def test_a_step_cancelled_at_any_turn_leaves_the_model_unchanged_or_counts(
@@ -71,7 +71,7 @@ async def test_a_step_cancelled_at_any_turn_leaves_the_model_unchanged_or_counts
         assert_same_tensors(await states_of(trainer), expected.states)
 
 
-@pytest.mark.parametrize("where", ["at a half", "over a file"])
+@pytest.mark.parametrize("where", ["under a cap", "over a file"])
 async def test_a_step_cancelled_before_its_first_graph_never_began_and_after_its_updates_counts(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
@@ -99,7 +99,7 @@ async def test_a_step_cancelled_before_its_first_graph_never_began_and_after_its
         assert_same_tensors(await states_of(trainer), expected.states)
 
 
-@pytest.mark.parametrize("where", ["at a half"])
+@pytest.mark.parametrize("where", ["under a cap"])
 async def test_a_step_that_times_out_leaves_the_model_unchanged(where: str, soft_gpu: Any, tmp_path: Path) -> None:
     expected = await by_coroutines(soft_gpu.opened)
     async with training(place_of(where, tmp_path)) as (engine, trainer):
@@ -114,7 +114,7 @@ async def test_a_step_that_times_out_leaves_the_model_unchanged(where: str, soft
         assert_same_tensors(await states_of(trainer), expected.states)
 
 
-@pytest.mark.parametrize(("where", "options"), [("at a half", FUSED), ("over a file", TWO_PHASE)], ids=str)
+@pytest.mark.parametrize(("where", "options"), [("under a cap", FUSED), ("over a file", TWO_PHASE)], ids=str)
 async def test_a_replayed_step_without_a_finite_loss_is_skipped(
     where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path
 ) -> None:
@@ -169,7 +169,7 @@ async def test_a_disk_that_never_answers_is_named_and_the_engine_closes(transfer
     deaf.answer.set()
 
 
-@pytest.mark.parametrize("where", ["at a half"])
+@pytest.mark.parametrize("where", ["under a cap"])
 async def test_a_gpu_that_never_answers_is_named_and_the_engine_closes(where: str, soft_gpu: Any, tmp_path: Path) -> None:
     async with asyncio.timeout(HANG_S):
         async with training(place_of(where, tmp_path, watchdog=None)) as (engine, trainer):

@@ -144,7 +144,7 @@ async def test_an_update_in_ram_that_fails_tears_the_model(
         assert (left.device_used_bytes, left.host_used_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize(("where", "first"), [("all there", False), ("at a half", True), ("over a file", False)])
+@pytest.mark.parametrize(("where", "first"), [("all there", False), ("under a cap", True), ("over a file", False)])
 async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
     where: str, first: bool, soft_gpu: Any, tmp_path: Path
 ) -> None:
@@ -173,7 +173,7 @@ async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
                 await trainer.step(*BATCHES[3])
 
 
-@pytest.mark.parametrize(("where", "first"), [("all there", True), ("at a half", False)])
+@pytest.mark.parametrize(("where", "first"), [("all there", True), ("under a cap", False)])
 async def test_a_graph_that_fails_to_launch_leaves_a_torn_or_an_unchanged_model(
     where: str, first: bool, soft_gpu: Any, tmp_path: Path
 ) -> None:

@@ -14,15 +14,15 @@ from asynctile.program.operation import Operation
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.layers.shapes import Shape
-from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
+from tests.layers.training import NARROW, OPTIMIZER, Tensors, batches_of, lively, moments_of
 
-#: The model of SMALL on shorter sequences: 300 operations a step.
-SHORT = replace(SMALL, length=6, micro_batches=1)
+#: The model of NARROW on shorter sequences: 280 operations a step.
+SHORT = replace(NARROW, length=6, micro_batches=1)
 BATCHES = batches_of(SHORT, 6)
 PLACES: dict[str, dict[str, Any]] = {
     "cpu": {"device": "cpu"},
     "resident": {"device": "emulated"},
-    "under a cap": {"device": "emulated", "device_memory": SHORT.config.states_nbytes // 5},
+    "under a cap": {"device": "emulated", "device_memory": SHORT.config.states_nbytes // 4},
 }
 
 

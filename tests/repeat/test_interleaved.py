@@ -110,7 +110,7 @@ async def test_other_shapes_models_and_requests_between_steps_change_no_bit(plac
 
 async def _in_a_share(engine: Engine, plays: bool) -> AsyncIterator[float]:
     """Yield the losses of a training on a share that lasts as long as the training."""
-    small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
+    small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 8} if engine.device != "cpu" else {}
     async with engine.share(host_memory="4MiB", **small) as part:
         part.plays = plays
         trainer = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="device")
@@ -127,7 +127,7 @@ async def test_two_shares_play_at_the_same_time(place: dict[str, Any]) -> None:
     found = []
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
-            small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
+            small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 8} if engine.device != "cpu" else {}
             async with engine.share(host_memory="4MiB", **small) as part:
                 part.plays = plays
                 other = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="device")

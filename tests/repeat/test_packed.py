@@ -132,7 +132,7 @@ async def test_packed_steps_have_the_usual_bits_and_move_the_planned_bytes(optio
 
 @pytest.mark.parametrize("device", ["emulated", "cpu"])
 async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_machine_code(device: str, tmp_path: Path) -> None:
-    below: dict[str, Any] = {"device": "cpu", "host_memory": SHORT.config.states_nbytes}
+    below: dict[str, Any] = {"device": "cpu", "host_memory": 3 * SHORT.config.states_nbytes // 2}
     place, spill = (CAPPED, {}) if device == "emulated" else (below, {"spill": tmp_path})
     plan = plan_step(SHORT.config, SHORT.work(update="device"), Machine(**place, spill=bool(spill)))
     async with training({**place, **spill}, update="device") as (engine, trainer):
@@ -206,7 +206,7 @@ async def test_tiles_of_other_programs_fit_into_packed_memory_and_return_to_slot
 
 
 async def test_storing_and_reading_work_where_ram_is_packed_over_a_file(tmp_path: Path) -> None:
-    place = {"device": "cpu", "host_memory": SHORT.config.states_nbytes, "spill": tmp_path}
+    place = {"device": "cpu", "host_memory": 3 * SHORT.config.states_nbytes // 2, "spill": tmp_path}
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1)
         assert is_packed(engine)
@@ -239,7 +239,7 @@ async def test_a_share_can_be_lent_from_packed_memory_and_given_back() -> None:
 async def test_a_plan_that_forgets_a_move_raises_a_fault_and_gives_no_wrong_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(*args: Any, **more: Any) -> Packing:
         packing = by_chance(1)(*args, **more)
-        index = next(index for index, moves in enumerate(packing.moves) if index > 100 and moves)
+        index = next(index for index, moves in enumerate(packing.moves) if index > 50 and moves)
         return replace(packing, moves=(*packing.moves[:index], (), *packing.moves[index + 1 :]))
 
     monkeypatch.setattr("asynctile.schedule.decide.plan_top", forgets)

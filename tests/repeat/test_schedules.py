@@ -263,7 +263,7 @@ async def test_steps_that_update_in_ram_are_played_after_a_validation_if_everyth
 
 async def test_a_closed_engine_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
-        small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.device != "cpu" else {}
+        small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 8} if engine.device != "cpu" else {}
         async with engine.share(host_memory="4MiB", **small) as part:
             other = Trainer(await lively(part, SHORT), OPTIMIZER, update="device")
             assert (await played(other, 0, 1))[1]
