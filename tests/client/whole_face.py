@@ -116,7 +116,7 @@ async def trainings(part: Share, folder: Path) -> None:
     """Use everything of a trainer."""
     optimizer = AdamW(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup=1, decay_steps=9, min_lr=1e-4)
     model = await GPT2.create(part, GPT2Config.from_hf(CONFIG.to_hf()))
-    trainer = Trainer(model, optimizer, clip_norm=1.0, micro_batches=2, recompute="auto", update="auto")
+    trainer = Trainer(model, optimizer, clip_norm=1.0, micro_batches=2, replicas=1, recompute="auto", update="auto")
     tokens, targets = next(batches())
     report = assert_type(await trainer.step(tokens, targets), StepReport)
     assert_type((report.step, report.loss, report.skipped), tuple[int, float, bool])
