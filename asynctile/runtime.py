@@ -18,7 +18,10 @@ import numpy as np
 
 from asynctile.device.base import Device
 from asynctile.errors import DeviceError
+from asynctile.execute.job import Job
+from asynctile.execute.schedules import Schedules
 from asynctile.hub import Tell
+from asynctile.launch.assembly import Assembly
 from asynctile.lifetime import Lifetime
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
@@ -28,9 +31,6 @@ from asynctile.measure.statistics import Counters, Statistics, StepTraffic, snap
 from asynctile.memory.tiers import TierOptions
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
-from asynctile.repeat.job import Job
-from asynctile.repeat.schedules import Schedules
-from asynctile.run.assembly import Assembly
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
 from asynctile.storage.tile import Tile

@@ -22,10 +22,10 @@ from bench_stream import BATCH, CONFIG, LENGTH, MODEL, STATES, rate_of
 from common import Table, arguments, batch, publish, trainer_on
 
 from asynctile import Engine
+from asynctile.execute.arrival import start_of
+from asynctile.execute.space import space_on
 from asynctile.layers import Trainer
 from asynctile.layers.model import model_state_of
-from asynctile.repeat.arrival import start_of
-from asynctile.repeat.space import space_on
 from asynctile.schedule.decide import arrive, decide
 from asynctile.schedule.start import IN_SLOT, Stands
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import StalledError, TornModelError
+from asynctile.execute.job import Job
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.companions import Companions
 from asynctile.layers.config import WEIGHT_NBYTES, Config
@@ -34,7 +35,6 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.repeat.job import Job
 from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile

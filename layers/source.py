@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from asynctile.execute.job import Job
 from asynctile.layers.parameters import Parameters
 from asynctile.program.program import Program
-from asynctile.repeat.job import Job
 from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledError, TornModelError
+from asynctile.execute.job import Job
 from asynctile.layers.activations import AUTO
 from asynctile.layers.batch import Batches, check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
@@ -46,7 +47,6 @@ from asynctile.measure.rates import measure_gemms
 from asynctile.measure.statistics import StepTraffic
 from asynctile.program.precision import compute_dtype
 from asynctile.program.program import UPDATE, Program
-from asynctile.repeat.job import Job
 from asynctile.share import Share, runtime_of
 from asynctile.storage.tile import Tile
 

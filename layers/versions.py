@@ -16,13 +16,13 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from asynctile.errors import AsynctileError, TornModelError
+from asynctile.execute.job import Job
 from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.exclusive import Exclusive
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.repeat.job import Job
 from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile

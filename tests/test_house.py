@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: From bottom to top: a module imports from its own floor and from the floors below. `system` imports nothing but errors;
 #: `engine` has the modules that users open.
 FLOORS = (
-    "storage", "system", "program", "ops", "kernels", "schedule", "streams", "play", "device", "memory", "loop", "replay",
-    "run", "repeat", "measure", "engine", "layers", "cli",
+    "storage", "system", "program", "ops", "kernels", "schedule", "streams", "device", "memory", "loop", "launch", "execute",
+    "measure", "engine", "layers", "cli",
 )  # fmt: skip
 #: The floor of each module directly in asynctile/.
 AT_THE_TOP = {
@@ -54,12 +54,12 @@ LONGEST_NAME = 90
 REACHED = {
     "tests/device/test_cublas.py": 1, "tests/docs/test_reference.py": 1, "tests/inside_engine.py": 2,
     "tests/layers/replaying.py": 1, "tests/layers/test_update_placement.py": 1, "tests/reference/test_sampling.py": 1,
-    "tests/repeat/test_space.py": 2, "tests/run/test_one_path.py": 2,
+    "tests/execute/test_space.py": 2, "tests/launch/test_one_path.py": 2,
 }  # fmt: skip
 #: Names that are public in spite of an underscore: those of named tuples, and os._exit.
 PUBLIC_ANYWAY = {"_asdict", "_exit", "_fields", "_make", "_replace"}
-#: Names that more than one class may have. Player is shared on purpose: by the protocol and by the class that implements it.
-SHARED_NAMES = {"Block", "Player", "Recording"}
+#: Names that more than one class may have.
+SHARED_NAMES = {"Block", "Recording"}
 
 
 def floor_of(module: str) -> str:
@@ -180,7 +180,7 @@ def test_a_pure_floor_touches_no_bytes(module: str) -> None:
 
 def test_the_rules_for_floors_find_violations() -> None:
     assert from_above("asynctile.schedule.walk", ["asynctile.streams.event"]) == ["asynctile.streams.event"]
-    assert from_above("asynctile.run.lane", ["asynctile", "asynctile.memory.tier"]) == ["asynctile"]
+    assert from_above("asynctile.launch.lane", ["asynctile", "asynctile.memory.tier"]) == ["asynctile"]
     assert from_above("asynctile.storage.tile", ["asynctile.errors"]) and not from_above("asynctile.cli", SOURCES)
     for source in ("import asyncio", "import os.path", "from time import sleep", "async def f(): pass", "with open('x'): pass"):
         assert impure(ast.parse(source)), source
@@ -246,7 +246,7 @@ def test_files_named_in_sources_and_guides_exist() -> None:
     for path in [*SOURCES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         missing = missing_files(path.read_text(), there)
         assert not missing, f"{path.relative_to(ROOT)} speaks of {missing}, which are nowhere"
-    assert missing_files("see run/lane.py and nowhere.py", there) == ["nowhere.py"]
+    assert missing_files("see launch/lane.py and nowhere.py", there) == ["nowhere.py"]
 
 
 def test_each_folder_of_modules_is_a_package() -> None:

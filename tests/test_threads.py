@@ -1,6 +1,6 @@
 """Threads refused by the system at every point of an engine's life: the engine ends whole and results stay the same.
 
-Playing without these threads is tested in tests/play/test_crew.py and tests/repeat/test_schedules.py.
+Playing without these threads is tested in tests/execute/workers/test_crew.py and tests/execute/test_schedules.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from asynctile import DeviceError, Engine
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.layers import Trainer
 from asynctile.share import runtime_of
+from tests.execute.interleaving import BATCHES, SHORT
 from tests.layers.training import OPTIMIZER, lively
-from tests.repeat.interleaving import BATCHES, SHORT
 from tests.test_lifetime import blas, threads
 
 

@@ -5,8 +5,7 @@ of scratch; copies to the GPU; copies from it. A node follows the node before it
 that it names. An event between two streams makes such a link; in a graph it is an edge and costs no work. Kernel arguments are
 read during capture, so a graph runs on exactly these addresses.
 
-asynctile/schedule/pieces.py decides which work goes into which graph, and asynctile/replay/replayer.py decides when each graph
-runs.
+asynctile/schedule/pieces.py decides which work goes into which graph, and asynctile/execute/graphs when each graph runs.
 """
 
 from __future__ import annotations

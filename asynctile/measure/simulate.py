@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asynctile.execute.space import must_decide, space_of
 from asynctile.memory.tiers import TierOptions, arenas_of
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.repeat.space import must_decide, space_of
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Kind, Schedule
 from asynctile.storage.arena import Arena

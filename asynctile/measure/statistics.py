@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from asynctile.run.assembly import Assembly
+from asynctile.launch.assembly import Assembly
 from asynctile.schedule.turns import Party
 
 

@@ -31,7 +31,7 @@ class Placed:
     def operands(self, index: int) -> tuple[Any, ...]:
         """Return the arrays of an operation, or target and source of a move. They are made once and kept.
 
-        A transfer has no arrays but blocks (repeat/transfers.py).
+        A transfer has no arrays but blocks (execute/transfers.py).
         """
         if index not in self._operands:
             self._operands[index] = self.operands_of(self.schedule.entries[index])

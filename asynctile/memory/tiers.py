@@ -1,6 +1,6 @@
 """The tiers of a share: the device over RAM, RAM over a file, or RAM alone, each under its part of the caps.
 
-This module puts them together; nothing moves here. Operations run over them in asynctile/run/assembly.py.
+This module puts them together; nothing moves here. Operations run over them in asynctile/launch/assembly.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asynctile.streams.stream import Stream
 
 
 class Playing(Runner, Protocol):
-    """A runner that plays schedules, beside the device's streams (play/player.py, replay/replayer.py).
+    """A runner that plays schedules, beside the device's streams (asynctile/execute).
 
     stall_s: seconds in which it waited only for copies.
     """

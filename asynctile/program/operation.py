@@ -1,7 +1,7 @@
 """An operation: one verb applied to some tiles, known before anything runs.
 
 The functions in asynctile/ops make operations, and asynctile/program/program.py puts them in order. Each runs as one coroutine
-(asynctile/run/lane.py); asynctile/kernels has the code that computes it.
+(asynctile/launch/lane.py); asynctile/kernels has the code that computes it.
 """
 
 from __future__ import annotations

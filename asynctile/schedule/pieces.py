@@ -6,7 +6,8 @@ file) are asides: an aside runs behind the piece that has the last device entry 
 needs it. So no path from the device to the host and back may lie within one piece. Pieces also end early enough for the host
 to work beside the next one.
 
-Pure: a function of the schedule and of rough rates. Devices whose threads take single entries need no pieces (asynctile/play).
+Pure: a function of the schedule and of rough rates. Devices whose threads take single entries need no pieces
+(asynctile/execute/workers).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Operations, loads and write-backs appear once, in the order in which they were decided. The last entries bring every tile to the
 program's seam. A step that begins there can repeat; a step that begins elsewhere runs once. Pure and frozen. decide.py works it
-out; workers that know nothing of tiles carry it out (asynctile/play).
+out; workers that know nothing of tiles carry it out (asynctile/execute/workers).
 
 The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen steps, some never.
 

@@ -117,7 +117,7 @@ StreamEvents = Sequence[StreamEvent]
 class Runner(Protocol):
     """Something that runs work.
 
-    That is: worker threads (stream.py), a queue of a GPU (device/cuda_stream.py) or compiled workers (play/player.py).
+    That is: worker threads (stream.py), a queue of a GPU (device/cuda_stream.py) or compiled workers (workers/player.py).
 
     finished: number of pieces of work that have run.
     running: by thread, the piece that runs now, and the time.perf_counter at which it began.

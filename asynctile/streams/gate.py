@@ -4,7 +4,7 @@ A job of a share enqueues its work in a context that holds the share's gate (`GA
 gets, and no caller in between has to pass the gate along (stream.py). Outside jobs there is no gate, and nothing is
 held back.
 
-asynctile/loop/turns.py sets the levels, and tells compiled workers as well (asynctile/play/player.py).
+asynctile/loop/turns.py sets the levels, and tells compiled workers as well (asynctile/execute/workers/player.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Steps replayed as CUDA graphs on a real GPU have the bits of steps issued one operation after another.
 
-This must hold wherever tiles move. tests/replay tests graphs whose open order is drawn at random, on the driver of
+This must hold wherever tiles move. tests/execute/graphs tests graphs whose open order is drawn at random, on the driver of
 tests/cuda/driver.py. Here the GPU decides.
 """
 

@@ -210,7 +210,7 @@ async def test_with_too_many_graphs_the_least_recently_used_programs_lose_theirs
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yardstick = await on_gpu(steps=5)
-    monkeypatch.setattr("asynctile.repeat.templates.NODES", 1)
+    monkeypatch.setattr("asynctile.execute.templates.NODES", 1)
     async with Engine("cuda:0") as engine:
         trainer = Trainer(await lively(engine, LONE), OPTIMIZER, micro_batches=LONE.micro_batches)
         alive, losses, counts = Graphs(soft_gpu.opened[-1], monkeypatch), [], []

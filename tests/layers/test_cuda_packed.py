@@ -1,6 +1,6 @@
 """Steps under a cap on a GPU whose driver and kernels run on the CPU: they follow a packing.
 
-tests/layers/test_cuda.py tests their bits, tests/repeat/test_packed.py packings elsewhere.
+tests/layers/test_cuda.py tests their bits, tests/execute/test_packed.py packings elsewhere.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.ops import fill
 from asynctile.share import runtime_of
+from tests.execute.interleaving import BATCHES, SHORT, a_weight, played, states_of
 from tests.inside_engine import device_of
 from tests.layers import stories
 from tests.layers.replaying import STATES, Trained, assert_same, by_coroutines, place_of, training
 from tests.layers.shapes import shape as make_shape
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
-from tests.repeat.interleaving import BATCHES, SHORT, a_weight, played, states_of
 from tests.settle import settle
 
 EVERYWHERE = ["all there", "under a cap", "over a file"]
@@ -170,7 +170,7 @@ def alive(graphs: list[Any]) -> int:
 async def test_graphs_of_past_shapes_and_of_past_caps_are_destroyed(
     where: str, soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynctile.repeat.templates.KEPT", 2)
+    monkeypatch.setattr("asynctile.execute.templates.KEPT", 2)
     async with training(place_of(where, tmp_path)) as (engine, trainer):
         graphs, tokens, targets = watched(device_of(engine).driver), *BATCHES[0]
         counts = []

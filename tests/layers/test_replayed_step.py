@@ -1,4 +1,4 @@
-"""The cost of a played step for the engine's loop, apart from the player. tests/repeat tests that such steps are right."""
+"""The cost of a played step for the engine's loop, apart from the player. tests/execute tests that such steps are right."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from asynctile.layers import Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.layers.versions import EFFORT, Version, Versions
 from asynctile.share import Share, runtime_of
+from tests.execute.interleaving import SHORT
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
-from tests.repeat.interleaving import SHORT
 
 BATCHES = batches_of(SHORT, 5)
 #: Caps of a share: enough for both versions, or for a few of their tiles on the device.

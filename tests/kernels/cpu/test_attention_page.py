@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from asynctile.execute.workers.layout import layout
 from asynctile.kernels.cpu import KERNELS
 from asynctile.kernels.cpu.jit import prepare
-from asynctile.play.layout import layout
 from tests.kernels import reference
 from tests.kernels.pages import fed, orders_of, tokens_of
 from tests.kernels.reference import error, poison, random

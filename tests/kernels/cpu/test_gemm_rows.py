@@ -8,9 +8,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from asynctile.execute.workers.layout import layout
 from asynctile.kernels.cpu import KERNELS
 from asynctile.kernels.cpu.jit import prepare
-from asynctile.play.layout import layout
 from tests.kernels.reference import error, poison, random
 
 SIZES = [(1, 1, 1), (3, 17, 5), (5, 129, 33), (12, 100, 257), (4, 64, 64), (17, 1, 100), (2, 96, 130), (21, 40, 47)]

@@ -12,10 +12,10 @@ import pytest
 from numba import njit
 
 import asynctile.ops as ops
+from asynctile.execute.workers import worker
 from asynctile.kernels import cpu
 from asynctile.kernels.cpu.exp import exp
 from asynctile.kernels.cpu.jit import FUSE, LOOPS, SIGNATURES
-from asynctile.play import worker
 from tests.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[3]

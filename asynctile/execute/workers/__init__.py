@@ -1,0 +1,1 @@
+"""A schedule as arrays, and the threads that run it in compiled code. calls.py makes the arrays."""

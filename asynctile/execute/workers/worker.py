@@ -1,0 +1,287 @@
+"""The compiled loop of a worker: take a ready entry, run it, hand on to its successors; no Python and no GIL.
+
+One mutex guards everything that is shared (places.py gives the layout). It is held between two entries, not while one
+runs. A worker first takes a copy whose link is free, then the ready operation that is earliest in the program; neither
+while it is held.
+
+A copy over a link of limited rate ends when that link would have carried it, and no worker sleeps for the rest of that
+time. Workers without work look for some microseconds, then sleep until they are signalled or a copy ends (rest.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, types
+
+from asynctile.execute.workers import native, places
+from asynctile.execute.workers.heap import pop, push
+from asynctile.execute.workers.native import CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, player_supported
+from asynctile.execute.workers.rest import acquire, count_moves, count_stall, look, sleep, wakes
+from asynctile.execute.workers.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.kernels.cpu.jit import inline, loop
+
+
+class Graph(NamedTuple):
+    """The arrays that a run does not change."""
+
+    kinds: Any
+    successors_at: Any
+    successors: Any
+    travels: Any
+    stretches: Any
+    reports: Any
+    address: Any
+    words: Any
+    words_at: Any
+    counts: Any
+    words_from: Any
+    reals_from: Any
+
+
+class RunArrays(NamedTuple):
+    """The arrays that a run changes."""
+
+    control: Any
+    times: Any
+    waiting: Any
+    statuses: Any
+    poison: Any
+    ready_at: Any
+    ended_at: Any
+    heaps: Any
+    stack: Any
+    ring: Any
+    arrivals: Any
+    left: Any
+    reports_left: Any
+
+
+@inline()
+def _tell(control: Any) -> None:
+    if control[places.EVENTFD] >= 0:
+        native.tell(control[places.EVENTFD], control[places.ONE_AT])
+
+
+@inline()
+def _make_ready(graph: Any, run: Any, entry: int) -> None:
+    control, kind = run.control, graph.kinds[entry]
+    if UPLOAD <= kind <= DOWNLOAD:
+        count_moves(control, run.times, 1)
+        push(control, run.heaps, np.int64(kind), entry)
+    elif kind == TRANSFER:
+        count_moves(control, run.times, 1)
+        run.ring[control[places.OUT]] = entry
+        control[places.OUT] += 1
+        _tell(control)
+    else:
+        push(control, run.heaps, 0, entry)
+
+
+@inline()
+def _end(run: Any, entry: int, status: int) -> None:
+    """Note that an entry is over. `_spread` does what follows from that."""
+    control = run.control
+    run.statuses[entry] = status
+    run.stack[control[places.OVER]] = entry
+    control[places.OVER] += 1
+
+
+@inline()
+def _open(graph: Any, run: Any, entry: int) -> None:
+    """Note that an entry waits for nothing any more: make it ready, or poisoned."""
+    if run.poison[entry] != 0:
+        _end(run, entry, places.POISONED)
+    else:
+        _make_ready(graph, run, entry)
+
+
+@inline()
+def _spread(graph: Any, run: Any) -> None:
+    """Let entries that are over go: count down their successors, and pass on through poisoned entries."""
+    control, times = run.control, run.times
+    now = 0.0
+    while control[places.OVER] > 0:
+        control[places.OVER] -= 1
+        entry = np.int64(run.stack[control[places.OVER]])
+        is_bad = run.statuses[entry] != places.OK
+        _count(graph, run, entry)
+        for edge in range(graph.successors_at[entry], graph.successors_at[entry + 1]):
+            later = np.int64(graph.successors[edge])
+            if is_bad and graph.travels[edge] != 0:
+                run.poison[later] = 1
+            if _is_timed(graph, times, later):
+                ended = run.ended_at[entry]
+                if not (_is_timed(graph, times, entry) and not is_bad):
+                    now = ended = native.clock(CLOCK_MONOTONIC) if now == 0 else now
+                run.ready_at[later] = max(run.ready_at[later], ended)
+            run.waiting[later] -= 1
+            if run.waiting[later] == 0 and later < control[places.OPENED]:
+                _open(graph, run, later)
+
+
+@inline()
+def _count(graph: Any, run: Any, entry: int) -> None:
+    """Count one more entry as over. Tell Python if it is the last of its stretch, or the last there that reports."""
+    stretch = graph.stretches[entry]
+    run.control[places.FINISHED] += 1
+    run.left[stretch] -= 1
+    is_last = run.left[stretch] == 0
+    if graph.reports[entry] != 0:
+        run.reports_left[stretch] -= 1
+        is_last = is_last or run.reports_left[stretch] == 0
+    if is_last:
+        _tell(run.control)
+
+
+@inline()
+def _is_timed(graph: Any, times: Any, entry: int) -> Any:
+    """Return whether an entry is a copy over a link of limited rate."""
+    kind = np.int64(graph.kinds[entry])
+    return UPLOAD <= kind <= DOWNLOAD and times[places.RATE_UP + kind - UPLOAD] > 0
+
+
+@inline()
+def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
+    """End an entry that was run. A copy over a limited link, slower than memory, is only DUE now."""
+    control, times, kind = run.control, run.times, np.int64(graph.kinds[entry])
+    if UPLOAD <= kind <= DOWNLOAD:
+        way = kind - UPLOAD
+        if _is_timed(graph, times, entry):
+            # Counted from when the copy could begin, not from when a busy core let a worker see it: a real link would not wait.
+            nbytes = graph.words[graph.words_at[entry] + 2]
+            ended = max(times[places.FREE_AT_UP + way], run.ready_at[entry]) + nbytes / times[places.RATE_UP + way]
+            run.ended_at[entry] = times[places.FREE_AT_UP + way] = ended
+            if ended > native.clock(CLOCK_MONOTONIC):
+                control[places.LINK_UP + way], control[places.COPIED_UP + way] = places.DUE, entry
+                return
+        control[places.LINK_UP + way] = places.FREE
+        count_moves(control, times, -1)
+    _end(run, entry, status)
+
+
+@inline()
+def _serve(graph: Any, run: Any) -> None:
+    """Carry out the requests of Python since the last time, and end copies whose time has come."""
+    control, times = run.control, run.times
+    for way in range(2):
+        if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.FREE_AT_UP + way]:
+            control[places.LINK_UP + way] = places.FREE
+            count_moves(control, times, -1)
+            _end(run, control[places.COPIED_UP + way], places.OK)
+    while control[places.TAKEN] < control[places.ARRIVED]:
+        arrival = run.arrivals[control[places.TAKEN]]
+        control[places.TAKEN] += 1
+        count_moves(control, times, -1)
+        _end(run, arrival >> 1, places.OK if arrival & 1 else places.FAILED)
+    if control[places.OPENED] < control[places.ASKED]:
+        now = native.clock(CLOCK_MONOTONIC)
+        while control[places.OPENED] < control[places.ASKED]:
+            entry = control[places.OPENED]
+            control[places.OPENED] = entry + 1
+            run.ready_at[entry] = max(run.ready_at[entry], now)
+            if run.waiting[entry] == 0:
+                _open(graph, run, entry)
+
+
+@inline()
+def _take(run: Any) -> Any:
+    """Return the entry to run now; -1 if none may begin."""
+    control = run.control
+    if control[places.HELD_COPIES] == 0:
+        for way in range(2):
+            if control[places.READY_UP + way] > 0 and control[places.LINK_UP + way] == places.FREE:
+                control[places.LINK_UP + way] = places.COPYING
+                return pop(control, run.heaps, 1 + way)
+    may = control[places.READY] > 0 and control[places.HELD] == 0
+    return pop(control, run.heaps, 0) if may else np.int64(-1)
+
+
+@inline()
+def _perform(graph: Any, entry: int, scratch: int) -> int:
+    first = graph.words_at[entry]
+    if graph.kinds[entry] != OPERATION:
+        native.copy(graph.words[first], graph.words[first + 1], graph.words[first + 2])
+        return places.OK
+    function, words, reals = graph.address[entry], graph.words_from + 8 * first, graph.reals_from + 32 * entry
+    count = graph.counts[entry]
+    if count <= 16:
+        status = native.call(function, scratch, words, 16, reals)
+    elif count <= 48:
+        status = native.call(function, scratch, words, 48, reals)
+    else:
+        status = native.call(function, scratch, words, 128, reals)
+    return places.OK if status == 0 or status == -2 else places.FAILED
+
+
+@inline()
+def _graph(frame: Any) -> Any:
+    n = frame[0]
+    a = frame[3:]
+    return Graph(
+        carray(native.at(a[0]), n, np.int8), carray(native.at(a[1]), n + 1, np.int64), carray(native.at(a[2]), 1, np.int32),
+        carray(native.at(a[3]), 1, np.int8), carray(native.at(a[4]), n, np.int32), carray(native.at(a[5]), n, np.int8),
+        carray(native.at(a[6]), n, np.int64), carray(native.at(a[7]), 1, np.int64), carray(native.at(a[8]), n, np.int64),
+        carray(native.at(a[9]), n, np.int32), a[7], a[10],
+    )  # fmt: skip
+
+
+@inline()
+def _run(frame: Any) -> Any:
+    n, stretches = frame[0], frame[1]
+    a = frame[14:]
+    return RunArrays(
+        carray(native.at(a[0]), places.CONTROL, np.int64), carray(native.at(a[1]), 16, np.float64),
+        carray(native.at(a[2]), n, np.int32), carray(native.at(a[3]), n, np.int8), carray(native.at(a[4]), n, np.int8),
+        carray(native.at(a[5]), n, np.float64), carray(native.at(a[6]), n, np.float64),
+        carray(native.at(a[7]), (3, n), np.int32), carray(native.at(a[8]), n, np.int32), carray(native.at(a[9]), n, np.int32),
+        carray(native.at(a[10]), n, np.int64), carray(native.at(a[11]), stretches, np.int32),
+        carray(native.at(a[12]), stretches, np.int32),
+    )  # fmt: skip
+
+
+def work(frame: Any, me: int) -> None:
+    """Serve the tables of a PlayState as its worker number `me`, until told to quit."""
+    graph, run = _graph(frame), _run(frame)
+    control, times = run.control, run.times
+    lanes_at = frame[27]
+    lane = carray(native.at(lanes_at + 8 * places.LANE * me), places.LANE, np.int64)
+    since = carray(native.at(lanes_at + 8 * (places.LANE * me + places.SINCE)), 1, np.float64)
+    scratch = lanes_at + 8 * (places.LANE * me + places.SCRATCH)
+    calls_at = frame[14] + 8 * places.CALLS
+    entry, status, has_looked = np.int64(-1), np.int64(places.OK), False
+    acquire(control)
+    while True:
+        if entry >= 0:
+            _settle(graph, run, entry, status)
+        _serve(graph, run)
+        _spread(graph, run)
+        if control[places.QUIT] != 0:
+            break
+        entry = _take(run)
+        if entry >= 0:
+            lane[places.RUNNING], since[0], has_looked = entry, native.clock(CLOCK_MONOTONIC_COARSE), False
+            sleepers = wakes(control, times)
+            native.unlock(control[places.MUTEX_AT])
+            for _ in range(sleepers):
+                native.signal(control[places.CONDITION_AT])
+            status = np.int64(_perform(graph, entry, scratch))
+            acquire(control)
+        else:
+            lane[places.RUNNING] = -1
+            count_stall(control, times)
+            control[places.IDLE] += 1
+            if has_looked:
+                sleep(control, times)
+            else:
+                look(control, calls_at)
+            has_looked = not has_looked
+            count_stall(control, times)
+            control[places.IDLE] -= 1
+    lane[places.RUNNING] = -1
+    native.unlock(control[places.MUTEX_AT])
+
+
+if player_supported():
+    work = loop((types.int64[::1], types.int64))(work)

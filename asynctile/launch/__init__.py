@@ -1,0 +1,1 @@
+"""Operations launched one by one, outside any program."""

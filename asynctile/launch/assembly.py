@@ -1,0 +1,175 @@
+"""An assembly: the tiers of a share and the lanes over them, on which one job runs at a time.
+
+Also covers single operations, and the bytes of single tiles between jobs. Everything runs on the device's loop. The
+runtime decides which job runs when (asynctile/runtime.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+import numpy as np
+
+from asynctile.errors import TierError
+from asynctile.launch.host_lane import HostLane
+from asynctile.launch.inputs import Inputs
+from asynctile.launch.lane import Lane
+from asynctile.memory.tiers import Tiers
+from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
+from asynctile.program.program import Fetch
+from asynctile.storage.ledger import never_written
+from asynctile.storage.move import Move
+from asynctile.storage.residency import ABSENT, REPLACE, Residency
+from asynctile.storage.tile import Tile
+from asynctile.streams.event import StreamEvent, unfinished
+
+
+class Assembly:
+    """The tiers and lanes of one share.
+
+    tiers: where tiles stand.
+    lanes: by the device that an operation names.
+    inputs: tiles that nobody has written yet, and the coroutines that wait for them.
+    """
+
+    def __init__(self, tiers: Tiers) -> None:
+        device, self.tiers = tiers.device, tiers
+        self.run_ahead = tiers.run_ahead
+        self.inputs = Inputs(tiers.top, tiers.run_ahead)
+        parts = self.inputs, tiers.run_ahead
+        lane = Lane(device, tiers.top, *parts)
+        self.lanes: dict[str, Lane] = {DEVICE: lane, HOST: lane}
+        #: where operations report a number that nobody asked for
+        self._scratch = device.numbers(1)
+        if tiers.link is not None:
+            self.lanes[HOST] = HostLane(device, tiers.top, tiers.link, *parts)
+
+    @property
+    def operations(self) -> int:
+        """Number of operations enqueued so far."""
+        return sum(lane.operations for lane in set(self.lanes.values()))
+
+    @property
+    def fetched_nbytes(self) -> int:
+        """Bytes of results copied to the host so far."""
+        return self.lanes[DEVICE].fetched_nbytes
+
+    async def launch(self, operation: Operation, number: np.ndarray | None) -> StreamEvent:
+        """Enqueue one operation outside a program; return its event. number: where it reports its number.
+
+        Its tiles are ranked by how recently they were used, since nothing is known of their next use.
+        """
+        if number is None and operation.number is not None:
+            number = self._scratch
+        tiers = self.tiers
+        await tiers.caps.unpack()
+        if tiers.link is not None:
+            self.lanes[DEVICE].on_use = tiers.link.used if tiers.host.arena.divided else None
+        return await self.lanes[operation.device].perform(operation, self.tiers.positions.alone(), number)
+
+    async def put(self, tile: Tile, value: np.ndarray) -> None:
+        """Put host bytes in a tile that no work in flight uses. A cancelled put leaves the tile as it was."""
+        check_value(tile, value)
+        await self._make_place(tile)
+        in_ram, placed = self._in_ram(tile)
+        try:
+            for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also a copy that still loads older bytes into the slot
+                await self.run_ahead.settled(event)
+        except BaseException:
+            self.tiers.host.take_back(placed)
+            raise
+        np.copyto(in_ram.array, value)
+        self._was_put(tile, in_ram)
+
+    async def put_all(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
+        """Put each value in its tile, see `put`. An async iterator is closed at the end."""
+        if not isinstance(tiles, AsyncGenerator):
+            for tile, value in tiles:
+                await self.put(tile, value)
+            return
+        async with aclosing(tiles):
+            async for tile, value in tiles:
+                await self.put(tile, value)
+
+    async def read(self, tile: Tile) -> np.ndarray:
+        """Return a copy of a tile's newest bytes. Nothing may be in flight."""
+        tiers = self.tiers
+        residency = tiers.top.of(tile)
+        if residency.state is ABSENT:
+            raise never_written(tile)
+        copy = np.empty(tile.shape, tile.dtype)
+        if residency.slot is None:
+            await self._make_place(tile)
+        if tiers.link is None or residency.slot is not None:
+            fetch = Fetch(tile, "", ())
+            await self._arrived(await self.lanes[DEVICE].perform(fetch, residency.next_use, copy), residency)
+            return copy
+        in_ram: Residency = residency.backing
+        if in_ram.slot is None:
+            tiers.host.admit((in_ram,), READ)
+            tiers.host.ledger.used(in_ram, residency.next_use, False)
+        if in_ram.written is not None:
+            await self._arrived(in_ram.written, residency)
+        np.copyto(copy, in_ram.array)
+        return copy
+
+    def release(self, tiles: Iterable[Tile]) -> None:
+        """Free tiles that will not be used again."""
+        top = self.tiers.top
+        for tile in tiles:
+            residency = top.of(tile)
+            if residency.slot is not None or residency.backing is not None:
+                top.release(residency)
+
+    async def _make_place(self, tile: Tile) -> None:
+        """Make sure that RAM has slots if the tile stands nowhere in RAM: between jobs nothing has planned a place for it."""
+        host = self.tiers.host
+        if host.arena.packed and host.of(tile).slot is None:
+            await self.tiers.caps.unpack()
+
+    def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:
+        """Return the tile's residency in RAM, with a slot, and the moves that gave it the slot now."""
+        tiers = self.tiers
+        residency = tiers.top.of(tile)
+        if tiers.link is not None:
+            if residency.backing is None:
+                residency.backing = tiers.link.take(residency)
+            residency = residency.backing
+        return residency, tiers.host.admit((residency,), WRITE)
+
+    def _was_put(self, tile: Tile, in_ram: Residency) -> None:
+        """Note that the host has written the tile in RAM: every other copy of it is outdated."""
+        tiers = self.tiers
+        tiers.host.written_by(in_ram, None, tiers.positions.now)
+        if tiers.link is not None:
+            above = tiers.top.of(tile)
+            tiers.top.drop(above, REPLACE)
+            above.saved = None
+        self.inputs.announce((tile,))
+
+    async def _arrived(self, event: StreamEvent, residency: Residency) -> None:
+        """Wait until the tile's bytes have come.
+
+        If they fail to come, forget copies that are not whole, so that a later try starts afresh.
+        """
+        try:
+            await self.run_ahead.landed(event)
+        except Exception as error:
+            await self.run_ahead.settle()
+            if self.run_ahead.stalled is None:
+                self.tiers.top.rescue(residency)
+            if isinstance(error, TierError):
+                raise
+            raise TierError(
+                f"tile {residency.name} cannot be read because the work that wrote it failed: {error}"
+            ) from error
+        await self.run_ahead.settle()
+
+
+def check_value(tile: Tile, value: np.ndarray) -> None:
+    """Raise ValueError or TypeError for an array that the tile cannot take."""
+    if value.shape != tile.shape:
+        raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
+    if not np.can_cast(value.dtype, tile.dtype, "same_kind"):
+        raise TypeError(f"{tile.name} takes an array of {tile.dtype}, not {value.dtype}")

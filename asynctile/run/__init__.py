@@ -1,1 +1,0 @@
-"""Programs carried out by coroutines, and operations launched one by one."""

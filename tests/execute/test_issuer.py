@@ -1,0 +1,184 @@
+"""Schedules carried out by coroutines: entries wait for the futures they name, lanes run ahead, each entry is enqueued once.
+
+The device only records its calls. tests/execute/test_packed.py tests bits on real devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.execute.issuer import COMPUTE, Issuer, lanes_of
+from asynctile.execute.workers.places import FAILED, OK, PENDING
+from asynctile.memory.placed import Placed
+from asynctile.schedule.decide import decide
+from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.streams.event import StreamEvent
+from asynctile.streams.gate import CLOSED, OPEN, Gate
+from asynctile.streams.run_ahead import RunAhead
+from tests.schedule.made import program_by
+from tests.schedule.spaces import KINDS, SIZES, space_by
+
+
+def drawn(seed: int, kind: str = "device+ over ram+") -> Schedule | None:
+    chance = random.Random(f"{seed} {kind}")
+    program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30, 60)))
+    return decide(program, space_by(chance, program, kind))
+
+
+class Noted:
+    """A device, and the spill file below it, that record enqueued work and do nothing. fails: entries that are refused."""
+
+    def __init__(self, schedule: Schedule, fails: Sequence[int] = ()) -> None:
+        self.schedule = schedule
+        self.fails = fails
+        self.gate = Gate()
+        self.run_ahead = RunAhead(list, None)
+        self.events: dict[int, StreamEvent] = {}
+        self.order: list[int] = []
+        placed = Placed(schedule, lambda place, shape, dtype: self, np.zeros(len(schedule.program.numbers) + 1))
+        placed.operands = lambda index: (index, index)  # type: ignore[method-assign, assignment, return-value]
+        placed.array = lambda place, tile: self  # type: ignore[method-assign]
+        placed.number = lambda operation: None  # type: ignore[method-assign]
+        fetching = [index for index, entry in enumerate(schedule.entries) if entry.kind is Kind.FETCH]
+        fetches = zip(schedule.program.fetches, fetching, strict=True)
+        outputs = {fetch.key: {fetch.index: index} for fetch, index in fetches}  # each fetch fills the index of its entry
+        self.issuer = Issuer(placed, self, self.run_ahead, self.gate, outputs)  # type: ignore[arg-type]
+        self.issuer.on_transfer = lambda index, after: self.note(index, (), after)
+
+    def note(self, index: int, waits: Sequence[StreamEvent], after: Sequence[StreamEvent]) -> StreamEvent:
+        entry = self.schedule.entries[index]
+        assert index not in self.events, "each entry is enqueued once"
+        named = {before: self.events.get(before) for before in (*entry.waits, *entry.after)}
+        begun = [one is not None or self.issuer.failure(before) is not None for before, one in named.items()]
+        assert all(begun), "and behind those that it names"
+        self.order.append(index)
+        event = self.events[index] = StreamEvent(what=index)
+        event.error = ValueError("refused") if index in self.fails else next((one.error for one in waits if one.error), None)
+        event.done = event.error is not None
+        if index in self.fails:
+            raise ValueError("refused")
+        given = entry.after if entry.kind is Kind.TRANSFER else named
+        assert {one for before in given if (one := named[before]) is not None and not one.done} <= {*waits, *after}
+        return event
+
+    def launch(self, operation: Any, arrays: Any, number: Any, waits: Any, after: Any) -> StreamEvent:
+        return self.note(arrays[0], waits, after)
+
+    launch_on_host = launch
+
+    def upload(self, to: Any, source: Any, waits: Any, after: Any, what: Any) -> StreamEvent:
+        return self.note(to, waits, after)
+
+    copy = download = upload
+
+    def run(self) -> None:
+        """Run all enqueued work."""
+        for event in list(self.events.values()):
+            if not event.done:
+                event.done = True
+                event.wake()
+
+    async def finish(self) -> None:
+        """Release, enqueue and run the whole schedule."""
+        self.issuer.release(len(self.schedule.stretches) - 1)
+        task = asyncio.create_task(self.issuer.hand_over())
+        while not task.done():
+            self.run()
+            await asyncio.sleep(0)
+        await task
+        self.run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50)
+@given(seed=st.integers(0, 1 << 32))
+def test_every_entry_is_enqueued_once_and_after_all_that_it_names(kind: str, seed: int) -> None:
+    schedule = drawn(seed, kind)
+    if schedule is not None:
+        device = Noted(schedule)
+        asyncio.run(device.finish())
+        assert sorted(device.order) == [*range(len(schedule))] and (device.issuer.statuses == OK).all()
+        for lane in lanes_of(schedule.entries).values():
+            assert [index for index in device.order if index in lane] == lane
+
+
+@cache
+def a_schedule() -> Schedule:
+    """Return a step over three tiers that has work for every lane."""
+    found = (drawn(seed) for seed in range(1000))
+    return next(one for one in found if one is not None and len(lanes_of(one.entries)) == 6 and len(one) > 60)
+
+
+def behind(schedule: Schedule, first: int) -> set[int]:
+    """Return an entry and all entries that need its result."""
+    found = {first}
+    for index, entry in enumerate(schedule.entries):
+        found |= {index} if found.intersection(entry.waits) else set()
+    return found
+
+
+async def test_entries_wait_for_futures_and_transfers_run_ahead_of_compute() -> None:
+    schedule = a_schedule()
+    device, lanes = Noted(schedule), lanes_of(schedule.entries)
+    await device.finish()
+    place, compute = {index: at for at, index in enumerate(device.order)}, lanes[COMPUTE]
+    reached = [(place[last], schedule.entries[one]) for lane in lanes.values() for last, one in pairwise(lane)]
+    waited = [before for at, entry in reached for before in (*entry.waits, *entry.after) if place[before] > at]
+    assert waited, "a lane came to an entry before what that names in another lane was enqueued"
+    moves = [index for index in device.order if index not in compute]
+    assert any(device.order.index(move) < device.order.index(one) for move in moves for one in compute if one < move)
+
+
+@pytest.mark.parametrize("turns", range(1, 30))
+async def test_an_issuer_cancelled_anywhere_goes_on_from_there(turns: int) -> None:
+    schedule = a_schedule()
+    device = Noted(schedule)
+    device.issuer.release(len(schedule.stretches) - 1)
+    task = asyncio.create_task(device.issuer.hand_over())
+    for turn in range(turns):
+        await asyncio.sleep(0)
+        if turn % 3 == 0:
+            device.run()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await device.finish()
+    assert sorted(device.order) == [*range(len(schedule))]
+
+
+async def test_entries_that_depend_on_a_refused_one_get_its_error_and_the_rest_runs() -> None:
+    schedule = a_schedule()
+    operations = [index for index, entry in enumerate(schedule.entries) if entry.kind is Kind.OPERATION]
+    first, lost = max(((index, behind(schedule, index)) for index in operations), key=lambda found: len(found[1]))
+    device = Noted(schedule, [first])
+    await device.finish()
+    assert {index for index, status in enumerate(device.issuer.statuses) if status == FAILED} == lost
+    assert {str(device.issuer.failure(index)) for index in lost} == {"refused"}
+    assert len(lost) > 1 and (np.delete(device.issuer.statuses, [*lost]) == OK).all()
+
+
+async def test_nothing_is_enqueued_before_its_stretch_is_released_or_while_the_gate_is_shut() -> None:
+    schedule = next(found for seed in range(1000) if (found := drawn(seed)) is not None and len(found.stretches) > 2)
+    device = Noted(schedule)
+    device.gate.set(CLOSED)
+    device.issuer.release(0)
+    task = asyncio.create_task(device.issuer.hand_over())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not device.order and not task.done()
+    device.gate.set(OPEN)
+    while not task.done():
+        device.run()
+        await asyncio.sleep(0)
+    assert device.order and {schedule.entries[index].stretch for index in device.order} == {0}
+    assert (device.issuer.statuses[schedule.stretches[1] :] == PENDING).all()
+    assert not device.issuer.reported(1) and not device.issuer.ended(1)
