@@ -38,8 +38,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: (options, kernel, call) before the loss is known.
 BEFORE = {
-    "the first operation": ("fused", "embed_tokens", 1), "in a block": ("two-phase", "gelu", 5),
-    "in the head": ("kept", "cross_entropy", 2), "before updates on the host": ("updates on the host", "gelu", 7),
+    "the first operation": ("fused", "embed_tokens", 1), "in a block": ("two-phase", "gelu", 2),
+    "in the head": ("kept", "cross_entropy", 2), "before updates on the host": ("updates on the host", "gelu", 3),
 }  # fmt: skip
 _undisturbed: dict[Any, Tensors] = {}
 
