@@ -19,7 +19,6 @@ from asynctile.storage.ground import Ground
 from asynctile.storage.pool import Pool
 from asynctile.storage.sizes import format_size
 from asynctile.storage.slot import Slot
-from asynctile.storage.tile import Tile
 
 
 class Arena:
@@ -32,7 +31,6 @@ class Arena:
     alignment: of every slot, in bytes. argument, remedy: the option that set the cap, and how to raise the cap, for messages.
     lent_nbytes: the part of the cap that is lent. rigid: memory cannot be released slot by slot; if free slots of one size
     block another size, the whole arena is cut anew.
-    expected: while packed, the offset in bytes at which a tile that has no slot yet will be written whole.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class Arena:
         self.packed = False
         self.ground: Ground | None = None
         self.pools: list[Pool] = []
-        self.expected: dict[Tile, int] = {}
         self.used_nbytes = 0
         self.made_nbytes = 0
         self.lent_nbytes = 0
@@ -137,17 +134,6 @@ class Arena:
             return not self.divided and self.fits(demand, foreign)
         return [(pool.slot_nbytes, pool.limit) for pool in self.pools] == demand.divide(self.cap, self.argument)
 
-    def holds(self, demand: Demand) -> bool:
-        """Return whether all tiles of `demand` can stay resident at once."""
-        if not self.divided:
-            return True
-        if self.packed:
-            return False
-        needed = dict.fromkeys((pool.slot_nbytes for pool in self.pools), 0)
-        for size, count in demand.exact.items():
-            needed[self.pool_for(size).slot_nbytes] += count
-        return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
-
     def check(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> None:
         """Raise BudgetError if the cap is below the floor of `demand` or, if nothing can be evicted, below its total size.
 
@@ -209,12 +195,11 @@ class Arena:
         return self.pools
 
     def pack(self) -> None:
-        """Pack the arena: until the next `cut`, tiles stand at the offsets given to `take_at`. It must hold no tile.
+        """Pack the arena: until the next `cut`, tiles stand in the ranges of `range_at`. It must hold no tile.
 
         Work may be in flight on the slots of a divided arena: the next owner of their bytes waits for it.
         """
         assert not self.used_nbytes, "an arena with tiles in it cannot be packed"
-        self.expected.clear()
         if self.packed:
             return
         free, old = self.free_slots(), self.ground
@@ -225,15 +210,9 @@ class Arena:
         self.packed = True
 
     def range_at(self, offset: int, nbytes: int) -> Slot:
-        """Return a slot at `offset` for a tile of `nbytes`, free or not, and do not take it. Packed arenas only."""
+        """Return a slot at `offset` for a tile of `nbytes`, free or not, and do not claim it. Packed arenas only."""
         assert self.packed and self.ground is not None and not offset % self.alignment
         return self.ground.range_at(offset, align(nbytes, self.alignment))
-
-    def take_at(self, offset: int, nbytes: int) -> Slot:
-        """Return the slot at `offset` and take it; AsynctileError if any of its bytes are taken."""
-        slot = self.range_at(offset, nbytes)
-        slot.pool.claim(slot)
-        return slot
 
     def forget_pools(self) -> None:
         """Return to the state before the first cut, but keep the ground.
@@ -242,7 +221,6 @@ class Arena:
         """
         assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
         self.pools, self.divided, self.packed, self.made_nbytes = [], False, False, 0
-        self.expected.clear()
         if self.ground is not None:
             self.ground.forget()
 

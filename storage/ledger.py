@@ -2,7 +2,7 @@
 
 It decides, and moves nothing: `admit` appends moves (move.py) to a list that asynctile/memory/tier.py carries out. It decides
 for single launches only, about whose future nothing is known, so it evicts the least recently used tile (ranking.py). While the
-arena is packed, the ledger only records: the plan says which tile comes, leaves and moves, and to which offset.
+arena is packed, tiles come only by schedules: `assume` records where each run has left them.
 
 Nobody waits for a slot here. A slot may change hands while work on it is still in flight, because its next owner waits, on the
 streams, for the events of the last one. So an operation can run whenever its own tiles fit together, and two operations cannot
@@ -78,7 +78,7 @@ class Ledger:
 
         access: one letter per tile, "r" or "u" (its bytes are needed) or "w" (overwritten whole). Raises BudgetError if the
         tiles do not fit together; moves that were appended before the error stand and must still be carried out. AsynctileError
-        if bytes are needed that were never written, or if the arena is packed and the plan has no place for a tile.
+        if bytes are needed that were never written, or if a tile has no slot in a packed arena.
         """
         for residency in residencies:
             if residency.slot is None:
@@ -89,21 +89,13 @@ class Ledger:
         for residency, how in zip(residencies, access, strict=True):
             if residency.state is ABSENT and how != "w":
                 raise never_written(residency.tile)
-            if self.arena.packed and residency.slot is None and (how != "w" or residency.tile not in self.arena.expected):
+            if self.arena.packed and residency.slot is None:
                 raise self.history.fault(residency, f"the plan has no place for it in {self.arena.argument}")
         held = set(residencies)
         for residency, how in zip(residencies, access, strict=True):
             if residency.slot is None:
                 slot = self._slot_for(residency, held, moves, for_load=how != "w")
                 self._settle(residency, slot, how != "w", moves)
-
-    def load_at(self, residency: Residency, offset: int, moves: list[Move]) -> None:
-        """Load a tile to a free `offset` of a packed arena."""
-        self._settle(residency, self.arena.take_at(offset, residency.tile.nbytes), True, moves)
-
-    def expect(self, tile: Tile, offset: int) -> None:
-        """Announce that `admit` will allocate the tile at `offset` of a packed arena, to be written whole before it is read."""
-        self.arena.expected[tile] = offset
 
     def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
         """Record a use that was just issued, and the rank of the next one; `wrote` makes the tile dirty."""
@@ -192,18 +184,13 @@ class Ledger:
         residency.slot = slot
         self.resident[residency] = None
         moves.append(Load(residency, slot, was) if load else Allocate(residency, slot, was))
-        self._count()
-        self.ranking.rank(slot.pool, residency)
-
-    def _count(self) -> None:
         self.peak_nbytes = max(self.peak_nbytes, self.arena.held_nbytes)
+        self.ranking.rank(slot.pool, residency)
 
     def _slot_for(
         self, residency: Residency, held: Container[Residency], moves: list[Move], *, for_load: bool
     ) -> Slot:
-        """Return a free slot, evicting the tile of the highest rank if there is none; packed: the expected slot."""
-        if self.arena.packed:
-            return self.arena.take_at(self.arena.expected.pop(residency.tile), residency.tile.nbytes)
+        """Return a free slot, evicting the tile of the highest rank if there is none."""
         pool = self.arena.pool_for(residency.tile.nbytes)
         slot = pool.take(for_load=for_load)
         if slot is not None:

@@ -47,11 +47,6 @@ class Pool:
         #: slots whose memory was released; they are made again first
         self._dropped: list[Slot] = []
 
-    @property
-    def free(self) -> int | None:
-        """The number of slots that can still be taken; None: unbounded."""
-        return None if self.limit is None else self.limit - self.used
-
     def take(self, *, for_load: bool) -> Slot | None:
         """Take a free slot; None if there is none."""
         if for_load and self._evicted:

@@ -83,12 +83,6 @@ class Tier:
             if isinstance(move, Allocate) and move.residency.slot is move.slot:  # else it was undone
                 self.drop(move.residency, LOSE if move.was is ABSENT else REPLACE)
 
-    def load_at(self, residency: Residency, offset: int) -> None:
-        """Load a tile to a free place of a packed arena. offset: in bytes."""
-        moves: list[Move] = []
-        self.ledger.load_at(residency, offset, moves)
-        self.carry_out(moves)
-
     def read_by(self, residency: Residency, event: StreamEvent, next_use: int) -> None:
         """Note that `event` reads the tile, which is used next at `next_use`."""
         reads = residency.reads

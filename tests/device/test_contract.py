@@ -201,7 +201,7 @@ def ranges(device):
     arena = Arena(4096, evictable=True)
     arena.pack()
     device.map_ground(arena.ground)
-    return [arena.take_at(offset, 64) for offset in (0, 192, 320, 4096 - 64)]
+    return [arena.range_at(offset, 64) for offset in (0, 192, 320, 4096 - 64)]
 
 
 def test_ranges_of_a_packed_arena_are_parts_of_one_memory_that_is_made_once(device, ranges):

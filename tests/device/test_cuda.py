@@ -77,7 +77,7 @@ def test_the_ground_of_a_packed_cap_is_one_allocation_that_is_freed_with_it(devi
     pool.memory = None
     arena.pack()
     device.map_ground(arena.ground)
-    assert device.array(arena.take_at(768, 64), (16,), np.float32).ptr == address + 768
+    assert device.array(arena.range_at(768, 64), (16,), np.float32).ptr == address + 768
     assert before - device.driver.memory()[0] == taken
     arena.leave_ground()
     assert device.driver.memory()[0] == before

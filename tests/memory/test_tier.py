@@ -1,4 +1,4 @@
-"""A packed tier on streams that run behind: bytes arrive whole wherever tiles move and make room for each other."""
+"""A tier on streams that run behind: bytes arrive whole wherever tiles make room for each other; and a packed tier's memory."""
 
 import gc
 import random
@@ -16,13 +16,16 @@ from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.ops import fill
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.storage.residency import ABSENT
+from asynctile.storage.demand import Demand
+from asynctile.storage.residency import ABSENT, DIRTY
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import NEVER, Tile
 from tests.settle import let_through
 
 PAGE = 4096
 CAP = 8 * PAGE
+#: Cuts the cap into two slots of one page and two of three.
+TWO_SIZES = Demand((PAGE, 3 * PAGE), (2, 1), {pages * PAGE: 90 for pages in (1, 2, 3)}, "work")
 
 
 def tile(name, pages=1):
@@ -30,8 +33,8 @@ def tile(name, pages=1):
 
 
 @contextmanager
-def packed(name, folder):
-    """Return tiers whose top tier has room for eight pages and is packed. cpu: over a folder; emulated: over RAM."""
+def opened(name, folder):
+    """Return tiers whose top tier has room for eight pages, in slots. cpu: over a folder; emulated: over RAM."""
     device = CpuDevice(2) if name == "cpu" else EmulatedDevice(threads=2)
     spill = transfers = None
     if name == "cpu":
@@ -42,7 +45,7 @@ def packed(name, folder):
     tiers = Tiers(device, spill, transfers, options)
     if tiers.link is not None:
         tiers.host.cut(demand_of([Program("none").finish()], [tile(f"ram{pages}", pages) for pages in (1, 2, 3)]), {})
-    tiers.top.pack()
+    tiers.top.cut(TWO_SIZES, {})
     try:
         yield tiers
     finally:
@@ -53,7 +56,7 @@ def packed(name, folder):
 
 @pytest.fixture(params=["cpu", "emulated"])
 def tiers(request, tmp_path):
-    with packed(request.param, tmp_path) as made:
+    with opened(request.param, tmp_path) as made:
         yield made
 
 
@@ -65,23 +68,21 @@ def gate(tiers):
     made.set()
 
 
-def compute(tiers, residency, work, next_use=1):
+def compute(tiers, residency, work):
     """Enqueue work(array), which changes the tile, where operations run."""
     tiers.device.kernels["work"] = work
     operation = type(fill(residency.tile, 0.0))("work", (residency.tile,), "u")
     waits = () if residency.written is None else (residency.written,)
     event = tiers.device.launch(operation, (residency.array,), None, waits, tuple(residency.reads))
     tiers.run_ahead.add(event)
-    tiers.top.written_by(residency, event, next_use)
-    return event
+    tiers.top.written_by(residency, event, tiers.positions.alone())
 
 
-def born(tiers, one, offset, value, next_use=1):
-    """Place a tile at `offset` and overwrite all of it."""
+def born(tiers, one, value):
+    """Give a tile a slot and overwrite all of it."""
     residency = tiers.top.of(one)
-    tiers.top.ledger.expect(one, offset)
     tiers.top.admit([residency], "w")
-    compute(tiers, residency, lambda array: array.fill(value), next_use)
+    compute(tiers, residency, lambda array: array.fill(value))
     return residency
 
 
@@ -96,14 +97,15 @@ def let_go_on(tiers):
 
 
 async def test_an_allocation_taken_back_leaves_its_memory_to_others_after_its_work(tiers, gate):
-    a = born(tiers, tile("a"), 0, 3.0)
+    a = born(tiers, tile("a"), 3.0)
     compute(tiers, a, lambda array: gate.wait())
+    slot = a.slot
     tiers.top.release(a)
     b = tiers.top.of(tile("b"))
-    tiers.top.ledger.expect(b.tile, 0)
     tiers.top.take_back(tiers.top.admit([b], "w"))
     assert b.state is ABSENT and b.slot is None
-    other = born(tiers, tile("other"), 0, 7.0)
+    other = born(tiers, tile("other"), 7.0)
+    assert other.slot is slot
     let_go_on(tiers)
     assert not other.written.done
     gate.set()
@@ -111,9 +113,17 @@ async def test_an_allocation_taken_back_leaves_its_memory_to_others_after_its_wo
     assert (other.array == 7).all()
 
 
+async def pack(tiers):
+    tiers.top.clear()
+    await tiers.run_ahead.settle()
+    tiers.top.pack()
+
+
 async def test_only_views_keep_the_memory_that_a_packed_tier_frees(tiers):
-    a = born(tiers, tile("a"), PAGE, 3.0)
-    await tiers.run_ahead.drain()
+    await pack(tiers)
+    a = tiers.top.of(tile("a"))
+    tiers.top.assume([(a, DIRTY, tiers.top.arena.range_at(PAGE, PAGE), NEVER)])
+    a.array.fill(3.0)
     view, memory = a.array[:1], weakref.ref(tiers.top.arena.ground.memory)
     tiers.top.give_up(a)
     await tiers.run_ahead.drain()
@@ -127,24 +137,18 @@ async def test_only_views_keep_the_memory_that_a_packed_tier_frees(tiers):
     assert whole() is None
 
 
-async def test_memory_and_bytes_in_flight_survive_the_change_between_packed_and_slots(tiers, gate):
-    demand = demand_of([Program("none").finish()], [tile(f"p{number}") for number in range(20)])
-    wanted = demand.rounded(tiers.top.arena.alignment)
+async def test_memory_and_bytes_survive_the_change_between_packed_and_slots(tiers):
     ground, memory = tiers.top.arena.ground, tiers.top.arena.ground.memory
-    tiers.top.cut(wanted, {})
-    assert tiers.top.arena.pools and tiers.top.arena.ground is ground and ground.memory is memory
-    a = tiers.top.of(tile("a"))
-    tiers.top.admit([a], "w")
-    compute(tiers, a, lambda array: gate.wait())
-    compute(tiers, a, lambda array: array.fill(4))
+    a, b = born(tiers, tile("a"), 4.0), tiers.top.of(tile("b", 2))
+    await pack(tiers)
+    assert tiers.top.arena.packed and tiers.top.arena.ground is ground and ground.memory is memory
+    tiers.top.assume([(b, DIRTY, tiers.top.arena.range_at(0, 2 * PAGE), NEVER)])
+    b.array.fill(7.0)
     tiers.top.clear()
-    tiers.top.pack()
-    assert tiers.top.arena.packed and ground.memory is memory
-    b = born(tiers, tile("b"), 0, 7.0)
-    let_go_on(tiers)
-    assert not b.written.done  # it lies where `a` is still being written back
-    gate.set()
-    tiers.top.load_at(a, PAGE)
+    await tiers.run_ahead.drain()
+    tiers.top.cut(TWO_SIZES, {})
+    assert tiers.top.arena.pools and tiers.top.arena.ground is ground and ground.memory is memory
+    tiers.top.admit([a, b], "rr")
     await tiers.run_ahead.drain()
     assert (a.array == 4).all() and (b.array == 7).all()
 
@@ -157,14 +161,6 @@ async def test_a_tier_without_enough_memory_is_not_packed(tiers, monkeypatch):
     assert not tiers.top.arena.packed and not tiers.top.arena.divided and tiers.top.arena.ground is None
 
 
-def free_offset(tiers, rng, one):
-    """Return a random free offset for a tile, or None if there is no room."""
-    spans = [(other.slot.offset, other.slot.offset + other.slot.nbytes) for other in tiers.top.ledger.resident]
-    starts = range(0, CAP - one.nbytes + 1, tiers.top.arena.alignment)
-    free = [start for start in starts if all(start + one.nbytes <= low or high <= start for low, high in spans)]
-    return rng.choice(free) if free else None
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_byte_is_lost_however_tiles_are_loaded_evicted_and_changed(tiers, seed):
     """Nothing is awaited in between: four streams run behind, in any permitted order."""
@@ -173,25 +169,23 @@ async def test_no_byte_is_lost_however_tiles_are_loaded_evicted_and_changed(tier
     values = {}
     for step in range(250):
         one = rng.choice(tiles)
-        residency, offset = tiers.top.of(one), free_offset(tiers, rng, one)
-        if residency.slot is not None and (offset is None or rng.random() < 0.3):
-            residency.next_use = 1 if rng.random() < 0.9 else NEVER
-            tiers.top.give_up(residency)
-        elif offset is None:
-            continue
-        elif residency.state is ABSENT:
-            born(tiers, one, offset, float(step))
+        residency, act = tiers.top.of(one), rng.random()
+        if residency.state is ABSENT:
+            born(tiers, one, float(step))
             values[one] = float(step)
-        elif residency.slot is None:
-            tiers.top.load_at(residency, offset)
+        elif residency.slot is not None and act < 0.3:
+            tiers.top.give_up(residency)
+        elif residency.slot is None and act < 0.2:
+            tiers.top.take_back(tiers.top.admit([residency], "w"))
         else:
+            tiers.top.admit([residency], "u")
             compute(tiers, residency, lambda array: np.add(array, 1, out=array))
             values[one] += 1
         assert tiers.top.arena.used_nbytes <= tiers.top.ledger.peak_nbytes <= CAP
     tiers.top.clear()
     for one in values:
-        tiers.top.load_at(tiers.top.of(one), 0)
+        tiers.top.admit([tiers.top.of(one)], "r")
         await tiers.run_ahead.drain()
         assert (tiers.top.of(one).array == values[one]).all()
-        tiers.top.give_up(tiers.top.of(one))
+    tiers.top.clear()
     await tiers.run_ahead.drain()

@@ -12,7 +12,8 @@ import pytest
 from asynctile import BudgetError, Engine
 from asynctile.ops import gemm
 from asynctile.share import runtime_of
-from asynctile.storage.residency import ABSENT
+from asynctile.storage.residency import ABSENT, DIRTY
+from asynctile.storage.tile import NEVER
 from tests.matmul import Matmul, engine_for, product_in_ram
 from tests.settle import settle
 
@@ -120,16 +121,21 @@ async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_freed_with
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 async def test_a_packed_tier_gives_way_to_slots_and_to_other_caps_without_losing_a_byte(device, leaves, tmp_path):
     result, work = await product_in_ram(Matmul()), Matmul()
+    right, packed = work.a.copy(), [*work.tiles["a"].items()][:6]
+    for key, _ in packed:
+        work.part(work.a, *key).fill(0)  # so only the packed tier has the right bytes
     options = {"device_memory": 12 * work.nbytes} if device == "emulated" else {}
 
     async def pack():
         async with runtime_of(engine).exclusive():
             top = runtime_of(engine).tiers.top
             top.clear()
+            await runtime_of(engine).tiers.run_ahead.settle()
             top.pack()
-            for place, tile in enumerate([*work.tiles["a"].values()][:6]):
-                top.load_at(top.of(tile), 2 * place * work.nbytes)
-            await runtime_of(engine).tiers.run_ahead.drain()
+            for number, (key, tile) in enumerate(packed):
+                residency, place = top.of(tile), top.arena.range_at(2 * number * work.nbytes, work.nbytes)
+                top.assume([(residency, DIRTY, place, NEVER)])
+                residency.array[...] = work.part(right, *key)
             assert top.arena.used_nbytes == 6 * work.nbytes and top.arena.counted_nbytes == top.arena.used_nbytes
 
     async with Engine(device, host_memory=12 * work.nbytes, spill=tmp_path, **options) as engine:

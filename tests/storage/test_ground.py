@@ -19,6 +19,13 @@ def packed(cap=CAP, alignment=64):
     return arena
 
 
+def take(arena, offset, nbytes):
+    """Return the slot at `offset`, taken."""
+    slot = arena.range_at(offset, nbytes)
+    slot.pool.claim(slot)
+    return slot
+
+
 def divided(cap=CAP):
     arena = Arena(cap, evictable=True)
     arena.cut(Demand((64, 256), (2, 3), {64: 90, 256: 90}, "gemm"))
@@ -27,7 +34,7 @@ def divided(cap=CAP):
 
 def test_a_range_takes_whole_units_of_the_alignment_and_counts_them():
     arena = packed(4 * 4096, alignment=4096)
-    slot = arena.take_at(4096, 5000)
+    slot = take(arena, 4096, 5000)
     assert (slot.offset, slot.index, slot.nbytes) == (4096, 4096, 8192)
     assert (arena.used_nbytes, arena.counted_nbytes, slot.pool.used) == (8192, 8192, 1)
     slot.pool.give(slot, evicted=True)
@@ -37,9 +44,9 @@ def test_a_range_takes_whole_units_of_the_alignment_and_counts_them():
 @pytest.mark.parametrize(("offset", "nbytes"), [(64, 64), (0, 128), (128, 64), (0, 1024), (64, 128)])
 def test_a_range_that_overlaps_one_in_use_is_a_fault(offset, nbytes):
     arena = packed()
-    arena.take_at(64, 128)
+    take(arena, 64, 128)
     with pytest.raises(AsynctileError, match="overlap"):
-        arena.take_at(offset, nbytes)
+        take(arena, offset, nbytes)
     assert arena.counted_nbytes == arena.used_nbytes == 128
 
 
@@ -47,34 +54,34 @@ def test_a_range_that_overlaps_one_in_use_is_a_fault(offset, nbytes):
 def test_a_range_beyond_the_cap_is_a_fault(offset, nbytes):
     arena = packed()
     with pytest.raises(AsynctileError, match=f"outside the ground of {CAP}"):
-        arena.take_at(offset, nbytes)
+        take(arena, offset, nbytes)
     assert arena.counted_nbytes == arena.used_nbytes == 0
 
 
 def test_a_range_off_the_alignment_is_a_fault():
     with pytest.raises(AssertionError):
-        packed().take_at(32, 64)
+        take(packed(), 32, 64)
 
 
 def test_a_range_waits_for_the_work_on_every_range_that_it_overlaps_and_on_no_other():
     arena = packed()
-    slots = [arena.take_at(index * 128, 128) for index in range(4)]
+    slots = [take(arena, index * 128, 128) for index in range(4)]
     for name, slot in zip("abcd", slots, strict=True):
         slot.pool.give(slot, evicted=True)
         slot.guard = (name,)
-    assert arena.take_at(64, 192).guard == ("a", "b")
-    assert arena.take_at(0, 64).guard == ("a",)
-    assert arena.take_at(256, 256).guard == ("c", "d")
+    assert take(arena, 64, 192).guard == ("a", "b")
+    assert take(arena, 0, 64).guard == ("a",)
+    assert take(arena, 256, 256).guard == ("c", "d")
 
 
 def test_the_guards_of_a_range_may_become_known_after_others_got_its_bytes():
     """Several moves are decided at a time, and an eviction has its events only when it is carried out."""
     arena = packed()
-    old = arena.take_at(0, 256)
+    old = take(arena, 0, 256)
     old.pool.give(old, evicted=True)
-    first, second = arena.take_at(0, 128), arena.take_at(128, 128)
+    first, second = take(arena, 0, 128), take(arena, 128, 128)
     first.pool.give(first, evicted=True)  # taken back before it was carried out
-    third = arena.take_at(64, 64)
+    third = take(arena, 64, 64)
     old.guard = ("write back",)
     assert second.guard == third.guard == ("write back",)
     second.guard = ()
@@ -83,9 +90,9 @@ def test_the_guards_of_a_range_may_become_known_after_others_got_its_bytes():
 
 def test_a_range_that_is_claimed_again_waits_for_its_users_in_between():
     arena = packed()
-    old = arena.take_at(0, 256)
+    old = take(arena, 0, 256)
     old.pool.give(old, evicted=True)
-    other = arena.take_at(128, 256)
+    other = take(arena, 128, 256)
     other.pool.give(other, evicted=True)
     old.pool.claim(old)
     assert old.guard == ()
@@ -101,8 +108,8 @@ def test_a_packed_arena_waits_for_work_on_the_slots_of_its_division():
         slot.pool.give(slot, evicted=True)
         slot.guard = (slot.offset,)
     arena.pack()
-    assert arena.take_at(slots[0].offset, 64).guard == (slots[0].offset,)
-    assert arena.take_at(slots[1].offset + 64, 256).guard == (slots[1].offset, slots[2].offset)
+    assert take(arena, slots[0].offset, 64).guard == (slots[0].offset,)
+    assert take(arena, slots[1].offset + 64, 256).guard == (slots[1].offset, slots[2].offset)
 
 
 def test_slots_of_a_divided_arena_lie_side_by_side_on_its_ground():
@@ -120,20 +127,19 @@ def test_an_arena_is_packed_until_it_is_divided_and_keeps_its_ground():
     assert arena.is_cut_for(demand) and arena.fits(demand)
     arena.pack()
     assert arena.packed and arena.divided and not arena.pools
-    assert not (arena.fits(demand) or arena.is_cut_for(demand) or arena.holds(demand) or arena.has_room_for(demand))
+    assert not (arena.fits(demand) or arena.is_cut_for(demand) or arena.has_room_for(demand))
     assert arena.must_be_empty(demand) and not arena.lend(1) and not arena.make_room(demand)
     assert arena.may_stay_packed(demand) and not arena.may_stay_packed(Demand((64,), (1,), {64: 2}, "copy"))
     for cap in (CAP // 2, 2 * CAP):  # given up in part, or given back, and not divided anew
         arena.cap = cap
         assert not arena.may_stay_packed(demand)
     arena.cap = CAP
-    arena.expected["tile"] = 64
-    slot = arena.take_at(0, 64)
+    slot = take(arena, 0, 64)
     with pytest.raises(AssertionError, match="with tiles in it"):
         arena.pack()
     slot.pool.give(slot, evicted=True)
     arena.cut(demand)
-    assert arena.divided and not arena.packed and not arena.expected and arena.pools[0].take(for_load=True).guard == ()
+    assert arena.divided and not arena.packed and arena.pools[0].take(for_load=True).guard == ()
     assert arena.ground is ground and not arena.may_stay_packed(demand)
 
 
@@ -166,9 +172,9 @@ class Model:
         taken = {unit for _, others in self.in_use for unit in others}
         if taken & set(units):
             with pytest.raises(AsynctileError, match="overlap"):
-                self.arena.take_at(units[0] * 64, len(units) * 64)
+                take(self.arena, units[0] * 64, len(units) * 64)
             return
-        slot = self.arena.take_at(units[0] * 64, len(units) * 64)
+        slot = take(self.arena, units[0] * 64, len(units) * 64)
         self.in_use.append((slot, units))
         self.decided.append((True, slot, units))
 

@@ -50,8 +50,8 @@ def test_a_divided_arena_is_one_mapping_on_a_page_for_all_its_pools_and_for_rang
     kept = arena.ground.memory
     memory.map_ground(arena.ground)
     assert arena.ground.memory is kept
-    start = memory.array(arena.take_at(0, 64), (64,), np.uint8).ctypes.data
-    assert memory.array(arena.take_at(4096 + 64, 64), (64,), np.uint8).ctypes.data == start + 4096 + 64
+    start = memory.array(arena.range_at(0, 64), (64,), np.uint8).ctypes.data
+    assert memory.array(arena.range_at(4096 + 64, 64), (64,), np.uint8).ctypes.data == start + 4096 + 64
 
 
 def test_a_freed_slot_takes_no_memory_until_it_is_touched_again():
