@@ -195,18 +195,12 @@ class Arena:
         return self.pools
 
     def pack(self) -> None:
-        """Pack the arena: until the next `cut`, tiles stand in the ranges of `range_at`. It must hold no tile.
+        """Pack the arena: until the next `cut`, tiles stand in the ranges of `range_at`.
 
-        Work may be in flight on the slots of a divided arena: the next owner of their bytes waits for it.
+        It must hold no tile (asserted), and nothing may be in flight on its slots.
         """
-        assert not self.used_nbytes, "an arena with tiles in it cannot be packed"
-        if self.packed:
-            return
-        free, old = self.free_slots(), self.ground
         self.forget_pools()
-        ground = self._lay_ground()
-        if ground is old:
-            ground.follow(free)
+        self._lay_ground()
         self.packed = True
 
     def range_at(self, offset: int, nbytes: int) -> Slot:
@@ -215,14 +209,9 @@ class Arena:
         return self.ground.range_at(offset, align(nbytes, self.alignment))
 
     def forget_pools(self) -> None:
-        """Return to the state before the first cut, but keep the ground.
-
-        Nothing may be in flight on the slots, unless the caller hands that work to the bytes' next owners (as `pack` does).
-        """
-        assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
+        """Return to the state before the first cut, but keep the ground. Nothing may be in flight on the slots."""
+        assert self.used_nbytes == 0, "an arena with tiles in it cannot be cut anew"
         self.pools, self.divided, self.packed, self.made_nbytes = [], False, False, 0
-        if self.ground is not None:
-            self.ground.forget()
 
     def leave_ground(self) -> None:
         """Release the memory of the ground, even if a slot there is referred to. Nothing may be in flight (not checked)."""

@@ -41,42 +41,17 @@ class Slot:
     """`nbytes` bytes from `offset` on, within the ground of a divided or packed arena, otherwise within its pool.
 
     index: its number in its pool; for a range of the ground, its offset.
+    guard: the events that the next owner must wait for (opaque here). Ranges of the ground have new slots for new owners.
     """
 
-    __slots__ = ("pool", "index", "offset", "nbytes", "_guard", "_behind")
+    __slots__ = ("pool", "index", "offset", "nbytes", "guard")
 
     def __init__(self, pool: Home, index: int, offset: int, nbytes: int) -> None:
         self.pool = pool
         self.index = index
         self.offset = offset
         self.nbytes = nbytes
-        self._guard: tuple[Any, ...] = ()
-        self._behind: tuple[Slot, ...] = ()
-
-    @property
-    def guard(self) -> tuple[Any, ...]:
-        """The events that the next owner must wait for (opaque here), including those of earlier owners of these bytes."""
-        if not self._behind:
-            return self._guard
-        found: dict[Slot, None] = {}
-        left: list[Slot] = [self]
-        while left:
-            slot = left.pop()
-            if slot not in found:  # after a move was taken back, two slots may stand behind each other
-                found[slot] = None
-                left += reversed(slot._behind)
-        return tuple(dict.fromkeys(event for slot in found for event in slot._guard))
-
-    @guard.setter
-    def guard(self, events: tuple[Any, ...]) -> None:
-        self._guard, self._behind = events, ()
-
-    def stands_behind(self, others: list[Slot]) -> None:
-        """Add earlier owners of these bytes, whose events the guard then includes.
-
-        Their guards may not be set yet, so they are read only when this slot's guard is.
-        """
-        self._behind += tuple([other for other in others if other is not self])
+        self.guard: tuple[Any, ...] = ()
 
     def place(self) -> tuple[Any, int]:
         """Return the block of memory that contains the slot, and the slot's offset in it in bytes."""

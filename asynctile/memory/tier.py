@@ -151,15 +151,12 @@ class Tier:
             raise
 
     def pack(self) -> None:
-        """Pack the arena until the next `cut`: tiles stand where they are told to. The tier must be empty (asserted).
+        """Pack the arena until the next `cut`: tiles stand where schedules put them. The tier must be empty (asserted).
 
-        Nothing may be in flight (not checked), unless the arena is divided. If there is no memory, raises the same error as
-        `cut`, and the tier has no memory.
+        Nothing may be in flight (not checked). If there is no memory, raises the same error as `cut`, and the tier has none.
         """
-        for pool in self.arena.pools:
-            pool.memory = None
+        self._forget_pools()
         self.arena.pack()
-        self.ledger.forget_pools()
         try:
             self.back()
         except BaseException:
