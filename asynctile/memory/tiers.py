@@ -101,7 +101,6 @@ class Tiers:
         spill: SpillTier | None,
         transfers: Stream | None,
         options: TierOptions,
-        run_ahead: RunAhead | None = None,
         tell: Tell = UNHEARD,
     ) -> None:
         self.device = device
@@ -112,9 +111,7 @@ class Tiers:
         self.player: Playing | None = None
         self.gate = Gate()
         self.beside: Sequence[Tiers] = (self,)
-        if run_ahead is None:
-            run_ahead = RunAhead(self.runners, options.watchdog, tell, self._most_ahead)
-        self.run_ahead = run_ahead
+        self.run_ahead = RunAhead(self.runners, options.watchdog, tell, self._most_ahead)
         *above, arena = arenas_of(options, device.grain, has_link=device.has_link, spills=spill is not None)
         memory: Any = device.host if device.has_link else device
         below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)

@@ -30,7 +30,7 @@ WIDTHS = (16, 48, 128)
 #: Number of float arguments that a call by address passes.
 REALS = 4
 
-_INT, _INT32, _BYTE, _REAL, _NOTHING = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.DoubleType(), ir.VoidType()
+_INT, _INT32, _REAL, _NOTHING = ir.IntType(64), ir.IntType(32), ir.DoubleType(), ir.VoidType()
 _TIMESPEC = ir.LiteralStructType([_INT, _INT])
 
 
