@@ -25,6 +25,7 @@ from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.storage.tile import NEVER, Tile, corner
 from tests.interpreter import Interpreter, Model, batch_inputs
+from tests.laws import covering, law
 from tests.layers.shapes import LIGHT, Shape
 from tests.layers.test_record import TRAINING
 from tests.layers.test_step import Tensors, assert_same_bits, determined, distance, model_of
@@ -94,7 +95,7 @@ def alone_and_added(model: Model, shape: Shape, replicas: int, kept: int) -> Ten
 
 @pytest.mark.parametrize("kernels", [VERBS, KERNELS], ids=["numpy", "cpu"])
 @pytest.mark.parametrize(("name", "replicas", "micro_batches"), [
-    ("cut", 2, 2), ("cut", 4, 1), ("cut", 8, 1), ("grouped", 2, 4), ("grouped", 4, 2), ("tiles of one", 4, 1),
+    ("cut", 2, 2), ("cut", 4, 1), law("cut", 8, 1), law("grouped", 2, 4), ("grouped", 4, 2), ("tiles of one", 4, 1),
 ])  # fmt: skip
 def test_a_partial_is_the_gradient_of_its_rows_alone_and_their_tree_is_the_gradient(
     kernels: Mapping[str, Callable[..., Any]], name: str, replicas: int, micro_batches: int
@@ -153,8 +154,7 @@ def test_the_gradient_of_several_replicas_is_that_of_the_whole_batch(name: str) 
         assert distance(narrow, exact) < 1e-6, tensor
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.parametrize("name", ["cut", "grouped"])
+@pytest.mark.parametrize(("name", "replicas"), covering(["cut", "grouped"], [2, 4]))
 def test_passes_and_kept_activations_change_no_bit(name: str, replicas: int) -> None:
     shape = SHAPED[name]
     tokens, targets = shape.batch_of_tokens()

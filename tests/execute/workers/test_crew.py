@@ -108,7 +108,7 @@ async def test_a_player_whose_products_have_no_memory_has_no_threads(monkeypatch
 @pytest.mark.parametrize("forking", [[], ["fork"]])
 def test_an_interpreter_ends_although_nobody_closed_its_players(forking):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, *forking]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "to its end\n", "")
 
 
