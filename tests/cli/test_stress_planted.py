@@ -222,8 +222,9 @@ _ATTACKED = """
 import sys
 from functools import partial
 from pathlib import Path
+from asynctile.cli import run_folder
 from asynctile.cli.stress.inputs import attacker, content, damage, document, impostor, prey
-from asynctile.storage import folder, input, inside
+from asynctile.storage import input, inside
 
 document._DEPTHS = (100_000,)
 damage._draw_path = lambda copy, order, chance: copy / "run.json"
@@ -253,7 +254,7 @@ _RESUME, _PLAN = 0, -1
      "inside.Folder.write = lambda self, name, content: (self.path / name).write_bytes(content)",
      "touched", "outside/run/run.json was changed"),
     ("('stretched', content.stretched)", _PLAN,
-     "folder.read_file = lambda path: b''.join(iter(partial(open(path, 'rb').read, 1 << 20), b''))", "greedy", "of memory"),
+     "run_folder.read_file = lambda path: b''.join(iter(partial(open(path, 'rb').read, 1 << 20), b''))", "greedy", "of memory"),
     ("('nested', document.nested)", _PLAN, "input._check_depth = lambda content: None", "failed", "Traceback"),
 ], ids=["a write through a link", "a write in place", "a read without a limit", "a depth without a limit"])  # fmt: skip
 def test_a_command_that_trusts_its_files_is_found(
