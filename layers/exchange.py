@@ -183,8 +183,10 @@ async def write_model(folder: Path, parameters: Parameters, companions: Companio
     await write_tensors(folder / WEIGHTS, parameters, ("weights",), read, files)
 
 
-async def write_checksums(folder: Path, files: Files, done: Callable[[int], object] = bool) -> None:
-    """Write checksums.json, with the checksum of each file of `folder`. done: called with the bytes of each file that was read.
+async def write_checksums(folder: Path, files: Files, done: Callable[[int], object] = lambda nbytes: None) -> None:
+    """Write checksums.json, with the checksum of each file of `folder`.
+
+    done: called with the size of each file in bytes, once the file has been read.
     """
     sums = {}
     for path in await files.run(lambda: sorted(folder.iterdir())):

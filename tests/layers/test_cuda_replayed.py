@@ -1,7 +1,7 @@
 """The law of equal bits for steps that a GPU replays, on a driver made of threads whose streams pause at random.
 
 See test_cuda_replayed_between.py for other work between steps, test_cuda_replayed_cancelled.py for cancellations, and
-test_cuda_replayed_failures.py for failures. tests/execute/test_played_job.py tests schedules elsewhere.
+test_cuda_replayed_failures.py for failures. tests/execute/test_scheduled_job.py tests schedules elsewhere.
 """
 
 from __future__ import annotations
