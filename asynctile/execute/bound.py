@@ -197,7 +197,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             assert slot is not None, f"{one.tile.name} does not stand where {schedule.program.name} begins"
             found[one.place] = slot
     for place in schedule.places():
-        if place in found or place.tier >= DISK:
+        if place in found or place.tier in (DISK, RESULT):
             continue
         arena = from_the_top[place.tier].arena
         if arena.packed:

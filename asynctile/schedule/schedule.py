@@ -23,11 +23,16 @@ from asynctile.schedule.start import Seam
 from asynctile.storage.residency import State
 from asynctile.storage.tile import Tile
 
-#: Numbers of the tiers, from the top down, and of the spill file below them. If RAM is the device, RAM is the top. RESULT holds
-#: the fetched results for the host, by the number of the fetch.
-TOP, RAM, DISK, RESULT = 0, 1, 2, 3
+#: Numbers of the tiers: TOP is the first device, RAM the tier below all devices, and further devices follow (`tier_of`). If RAM
+#: is the device, RAM is TOP. DISK is the spill file, and RESULT holds the fetched results for the host, by the number of the fetch.
+TOP, RAM, DISK, RESULT = 0, 1, -1, -2
 #: No entry: the bytes were not written in this step.
 NOBODY = -1
+
+
+def tier_of(device: int) -> int:
+    """Return the number of the tier of a device. Devices count from 0."""
+    return TOP if device == 0 else RAM + device
 
 
 class Kind(IntEnum):
@@ -77,6 +82,11 @@ class Scheduled:
     waits: tuple[int, ...]
     after: tuple[int, ...]
     stretch: int
+
+    @property
+    def device(self) -> int:
+        """The device whose compute or link carries it out, from 0; 0 too for work of the host."""
+        return max((place.tier - RAM for place in self.places if place.tier > RAM), default=0)
 
     @property
     def nbytes(self) -> int:

@@ -174,7 +174,7 @@ class Run:
             entry = self.schedule.entries[index]
             operands = (entry.what,) * 2 if isinstance(entry.what, Tile) else entry.what.operands
             for tile, place, how in zip(operands, entry.places, access(entry), strict=True):
-                is_from_above = isinstance(entry.what, Operation) or entry.places[1].tier < below
+                is_from_above = isinstance(entry.what, Operation) or entry.places[1].tier not in (below, DISK)
                 if tile is one.tile and place.tier == below and how != READ and is_from_above:
                     found = index
         return found
