@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from asynctile.program.operation import DEVICE, HOST, Operation
+from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Entry, Program
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.tile import NEVER, Tile
@@ -31,7 +31,7 @@ def demand_of(programs: Iterable[Program], standing: Iterable[Tile]) -> Demand:
     large = max(sizes)
     small = max((size for size in sizes if size <= large // SMALL_SHARE), default=0)
     entries = [entry for program in programs for entry in program.entries]
-    floor, what = _floor((entry for entry in entries if entry.device == DEVICE), small)
+    floor, what = _floor((entry for entry in entries if entry.device != HOST), small)
     at_host, what_at_host = _floor((entry for entry in entries if entry.device == HOST), small)
     exact = Counter(align(tile.nbytes) for tile in persistent)
     exact += _union(_live_peak(program) for program in programs)
@@ -56,7 +56,7 @@ def _floor(entries: Iterable[Entry], small: int) -> tuple[tuple[int, ...], str]:
 
 
 def _describe(entry: Entry) -> str:
-    kernel = entry.kernel if isinstance(entry, Operation) else "fetch"
+    kernel = entry.kernel if isinstance(entry, Operation) else type(entry).__name__.lower()
     return f"{kernel} of {entry.tiles[0].name}"
 
 

@@ -12,8 +12,21 @@ from asynctile.storage.tile import Tile
 
 READ, WRITE, UPDATE = "r", "w", "u"
 
-#: Where an operation runs: on the device of an engine, or on its host, in RAM beside it. If RAM is the device, both are one.
+#: Where an operation runs: on the first device of an engine, or on its host, in RAM beside it. If RAM is the device, both are
+#: one. `device_named` names the other devices.
 DEVICE, HOST = "device:0", "host"
+_NAME = "device:"
+
+
+def device_named(number: int) -> str:
+    """Return the name of a device of an engine. Devices count from 0."""
+    return f"{_NAME}{number}"
+
+
+def number_of(device: str) -> int:
+    """Return the number of a device by its name."""
+    return int(device.removeprefix(_NAME))
+
 
 #: `number` of an operation whose kernel takes a number but has nothing to report this time.
 NO_NUMBER = -1
@@ -30,7 +43,7 @@ class Operation:
     flops: floating-point operations of its matrix products, for estimates of time.
     number: index of its result among the program's float64 numbers, which the host reads afterwards; NO_NUMBER: the result is
     ignored; None: the kernel takes none.
-    device: where it runs, DEVICE or HOST.
+    device: where it runs: HOST, or a device by its name.
     """
 
     kernel: str

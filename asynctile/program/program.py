@@ -12,19 +12,19 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
+from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation, number_of
 from asynctile.storage.tile import NEVER, Tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A copy of `tile` to the host: outputs[key][index] = tile. A smaller output gets the tile's first elements."""
+    """A copy of `tile` from a device to the host: outputs[key][index] = tile. A smaller output gets its first elements."""
 
     tile: Tile
     key: str
     index: tuple[slice, ...]
+    device: str = DEVICE
     access: ClassVar[str] = READ
-    device: ClassVar[str] = DEVICE
     number: ClassVar[None] = None
 
     @property
@@ -50,7 +50,33 @@ class Mark:
     number: ClassVar[None] = None
 
 
-Entry = Operation | Fetch | Mark
+@dataclass(frozen=True, slots=True, eq=False)
+class Passage:
+    """The way of tiles to RAM, for other devices. `device` has changed them by the entry before, and brings them there.
+
+    Without passages, a device would not know when another one has changed a tile that it uses, too.
+    """
+
+    tiles: tuple[Tile, ...]
+    device: str
+    number: ClassVar[None] = None
+
+    @property
+    def access(self) -> str:
+        return READ * len(self.tiles)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elsewhere:
+    """Work of the host or of another device, as one device sees it: RAM is read or written at some of its own tiles."""
+
+    tiles: tuple[Tile, ...]
+    access: str
+    device: ClassVar[str] = HOST
+    number: ClassVar[None] = None
+
+
+Entry = Operation | Fetch | Mark | Passage | Elsewhere
 
 #: Before this mark, no run changes tiles that outlive it. So entries up to here may run before the host has looked at results.
 UPDATE = "update"
@@ -73,6 +99,7 @@ class Program:
     tiles continue into the next run of the same program (position + len).
     device_uses: the same, as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
     standing: every persistent tile that the program touches. first_uses: the position at which each is first read or updated.
+    devices: how many devices it runs on. part.py has the part of each.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,6 +116,7 @@ class Program:
         self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
         self.standing: list[Tile] = []
+        self.devices = 1
         self._numbers_of: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
@@ -124,8 +152,9 @@ class Program:
             self._numbers_of[beginning] = [i for i, label in enumerate(self.numbers) if label.startswith(beginning)]
         return self._numbers_of[beginning]
 
-    def add(self, operation: Operation) -> None:
-        self.entries.append(operation)
+    def add(self, entry: Entry) -> None:
+        """Add an operation, or any other entry that needs no more than itself."""
+        self.entries.append(entry)
 
     def fetch(self, tile: Tile, key: str, index: tuple[slice, ...]) -> None:
         self.fetches.append(Fetch(tile, key, index))
@@ -150,7 +179,9 @@ class Program:
         first, self.next_uses = self._walk_back(_use)
         self.standing = list(first)
         self.first_uses = {tile: use - len(self) for tile, use in first.items() if use < NEVER}
-        on_host = any(entry.device == HOST for entry in self.entries)
+        names = {entry.device for entry in self.entries}
+        self.devices = 1 + max((number_of(name) for name in names if name != HOST), default=0)
+        on_host = HOST in names
         self.device_uses = self._walk_back(_device_use)[1] if on_host else self.next_uses
         return self
 
@@ -166,7 +197,7 @@ class Program:
         for entry in self.entries:
             for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if not tile.persistent and how != WRITE and tile not in written:
-                    what = entry.kernel if isinstance(entry, Operation) else "fetch"
+                    what = entry.kernel if isinstance(entry, Operation) else type(entry).__name__.lower()
                     names = ", ".join(operand.name for operand in entry.tiles)
                     raise ValueError(
                         f"program {self.name}: {what}({names}) reads temporary {tile.name}, which no earlier entry "
@@ -202,7 +233,7 @@ def _use(position: int, how: str, device: str, later: int) -> int:
 
 
 def _device_use(position: int, how: str, device: str, later: int) -> int:
-    """Return an operand's next use as a device over RAM ranks it (see AT_HOST). Arguments as for `_use`."""
+    """Return an operand's next use as the first device, over RAM, ranks it (see AT_HOST). Arguments as for `_use`."""
     if how == WRITE or device == DEVICE:
         return _use(position, how, device, later)
     # A tile that the host only reads may stay on the device for its next use there.

@@ -1,8 +1,8 @@
-"""The uses of RAM below a device: what the device's moves do there. With them, the walk of a device also plans RAM over a disk.
+"""The uses of RAM below devices: what the devices' moves do there. With them, the walk of a device also plans RAM over a disk.
 
 RAM is used when a tile comes up (it is read there), goes down (it is written there), is used by a host operation, or gets new
-bytes from the host. When the device changes a tile, the bytes in RAM are dead, because the newest are above. A tile that stays
-on the device until it is changed is dead in RAM as soon as it comes up.
+bytes from the host. When a device changes a tile, the bytes in RAM are dead, because the newest are above. A tile that stays
+on a device until it is changed there, and that no other device needs before, is dead in RAM as soon as it comes up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from asynctile.program.operation import HOST, READ
+from asynctile.program.operation import HOST, READ, number_of
+from asynctile.program.part import Part
 from asynctile.program.program import Mark, Program
 from asynctile.schedule.pace import Pace
 from asynctile.schedule.packing import Act, Packing
@@ -34,68 +35,114 @@ class Way(IntEnum):
 
 
 class Touch(NamedTuple):
-    """One entry of RAM. hows: the access of each tile. seconds: the time that it takes by itself."""
+    """One entry of RAM. hows: the access of each tile. seconds: the time that it takes by itself.
+
+    device: the number of the device that moves or changes the tile; 0 for the host.
+    """
 
     way: Way
     hows: dict[Tile, int]
     seconds: float
+    device: int = 0
+
+
+class Above(NamedTuple):
+    """One device above RAM: its part of the program, and the packing of that part."""
+
+    part: Part
+    packing: Packing
 
 
 def below(
-    packing: Packing, alignment: int, link: Pace, pace: Pace, *, inputs_stand: bool, others: Sequence[Tile] = ()
-) -> Uses:
-    """Return the uses of RAM that the moves of `packing`, in the tier above it, make, in order.
+    program: Program, above: Sequence[Above], alignment: int, link: Pace, pace: Pace, *, inputs_stand: bool,
+    others: Sequence[Tile] = (),
+) -> Uses:  # fmt: skip
+    """Return the uses of RAM that the moves of all devices `above` it make, in the order of the whole program.
 
-    link: the pace of the tier above. pace: of RAM and the tier below it. inputs_stand: before a run the host writes inputs to
-    RAM; otherwise below it. others: tiles that stand in either tier, though the program does not use them.
+    link: the pace of each device. pace: of RAM and the tier below it. inputs_stand: before a run the host writes inputs to
+    RAM; otherwise below it. others: tiles that stand in any tier, though the program does not use them.
     """
-    program = packing.program
     numbers = {tile: number for number, tile in enumerate((*tiles_of(program), *others))}
     inputs = [numbers[tile] for tile in program.inputs.values()] if inputs_stand else []
-    touches = list(_touches(packing, link))
+    touches = list(_touches(program, [_Side(number, *one) for number, one in enumerate(above)], link))
+    repeats = all(one.packing.end is None for one in above)
     entries = []
-    for touch, later in zip(touches, _next_uses(program, touches, repeats=packing.end is None), strict=True):
+    for touch, later in zip(touches, _next_uses(program, touches, repeats=repeats), strict=True):
         used = [(numbers[tile], how, *later[tile]) for tile, how in touch.hows.items()]
         entries.append(EntryUses(used, seconds=touch.seconds, on_host=touch.way >= Way.CHANGED))
     return Uses(program, alignment, pace, entries, inputs, has_link=False, others=others)
 
 
-def _touches(packing: Packing, link: Pace) -> Iterator[Touch]:
+class _Side:
+    """The way of one device through its part. changed: the tiles that it has changed since they came."""
+
+    def __init__(self, number: int, part: Part, packing: Packing) -> None:
+        self.number = number
+        self.packing = packing
+        self.changed = set(packing.changed)
+        self._program = part.program
+        self._at = dict(zip(part.positions, range(len(part.positions)), strict=True))
+
+    def moves(self, position: int, count: int) -> Iterator[tuple[Way, Tile]]:
+        """Yield the moves over the link before entry `position` of the whole program, or behind its last entry `count` - 1."""
+        index = len(self._program) if position == count else self._at.get(position)
+        for act, tile, _ in () if index is None else self.packing.moves[index]:
+            if act is Act.LOAD:
+                yield Way.UP, tile
+            elif act in (Act.LEAVE, Act.SAVE) and tile in self.changed:
+                yield Way.DOWN, tile
+                self.changed.discard(tile)
+
+    def change(self, position: int, written: Sequence[Tile]) -> Iterator[Touch]:
+        """Yield the changes that its own entry at `position` makes to tiles that are the same in RAM so far."""
+        born = dict(self.packing.births.get(self._at[position], ()))
+        for tile in dict.fromkeys(written):
+            if tile.persistent and tile not in self.changed:
+                yield Touch(Way.MADE if tile in born else Way.CHANGED, {tile: WRITES}, 0.0, self.number)
+        self.changed.update(written)
+
+    def end(self) -> Iterator[Touch]:
+        """Yield the changes that count as made at the end."""
+        for tile in self.packing.to_take(self.changed):
+            yield Touch(Way.CHANGED, {tile: WRITES}, 0.0, self.number)
+
+    def bury(self, position: int) -> None:
+        """Forget the tiles that are dead on the device behind entry `position`."""
+        if (index := self._at.get(position)) is not None:
+            ranks = zip(self._program.entries[index].tiles, self._program.device_uses[index], strict=True)
+            self.changed.difference_update(tile for tile, rank in ranks if is_dead(tile, rank))
+
+
+def _touches(program: Program, sides: Sequence[_Side], link: Pace) -> Iterator[Touch]:
     """Yield the uses of RAM, in order.
 
-    Each takes at least as long as the device has computed since the use before.
+    Each takes at least as long as the devices, side by side, have computed since the use before.
     """
-    program, changed, computed_s = packing.program, set(packing.changed), 0.0
-    for index, moves in enumerate(packing.moves):
-        for act, tile, _ in moves:
-            if act is Act.LOAD:
-                yield Touch(Way.UP, {tile: READS}, max(computed_s, tile.nbytes / link.link_per_s))
+    computed_s, count = 0.0, len(program)
+    for position in range(count + 1):
+        for side in sides:
+            for way, tile in side.moves(position, count):
+                seconds = max(computed_s, tile.nbytes / link.link_per_s / len(sides))
+                yield Touch(way, {tile: READS if way is Way.UP else WRITES}, seconds, side.number)
                 computed_s = 0.0
-            elif act in (Act.LEAVE, Act.SAVE) and tile in changed:
-                yield Touch(Way.DOWN, {tile: WRITES}, max(computed_s, tile.nbytes / link.link_per_s))
-                changed.discard(tile)
-                computed_s = 0.0
-        if index == len(program):
-            yield from (Touch(Way.CHANGED, {tile: WRITES}, 0.0) for tile in packing.to_take(changed))
+        if position == count:
+            for side in sides:
+                yield from side.end()
             return
-        entry, ranks = program.entries[index], program.device_uses[index]
+        entry = program.entries[position]
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
         if isinstance(entry, Mark):
-            given = program.rewritten[entry.name]
-            if given:
-                yield Touch(Way.GIVEN, dict.fromkeys(given, WRITES), 0.0)
-            changed.difference_update(given)
+            if written := list(program.rewritten[entry.name]):
+                yield Touch(Way.GIVEN, dict.fromkeys(written, WRITES), 0.0)
         elif entry.device == HOST:
             yield Touch(Way.HERE, hows_of(entry), seconds_of(link, entry, on_host=True))
-            changed.difference_update(written)
         else:
-            born = dict(packing.births.get(index, ()))
-            for tile in dict.fromkeys(written):
-                if tile.persistent and tile not in changed:
-                    yield Touch(Way.MADE if tile in born else Way.CHANGED, {tile: WRITES}, 0.0)
-            computed_s += seconds_of(link, entry, on_host=False)
-            changed.update(written)
-        changed.difference_update(tile for tile, rank in zip(entry.tiles, ranks, strict=True) if is_dead(tile, rank))
+            yield from sides[number_of(entry.device)].change(position, written)
+            computed_s += seconds_of(link, entry, on_host=False) / len(sides)
+            written = []
+        for side in sides:
+            side.changed.difference_update(written)
+            side.bury(position)
 
 
 def _next_uses(program: Program, touches: Sequence[Touch], *, repeats: bool) -> list[dict[Tile, tuple[int, bool]]]:
@@ -118,8 +165,8 @@ def _next_uses(program: Program, touches: Sequence[Touch], *, repeats: bool) -> 
             if touch.way >= Way.CHANGED:
                 is_over = True
             elif tile.persistent and tile not in inputs:
-                is_changed = next_touch is not None and next_touch.way is Way.CHANGED and (repeats or later < count)
-                is_over = touch.way is Way.UP and is_changed
+                is_changed_next = next_touch is not None and (next_touch.way, next_touch.device) == (Way.CHANGED, touch.device)
+                is_over = touch.way is Way.UP and is_changed_next and (repeats or later < count)
             else:
                 is_over = again == NEVER and touch.way is not Way.GIVEN
             found[tile] = again, is_over

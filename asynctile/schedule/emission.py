@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from asynctile.program.operation import HOST, READ, WRITE, Operation
-from asynctile.program.program import Entry, Fetch, Mark
+from asynctile.program.operation import HOST, READ, WRITE, Operation, number_of
+from asynctile.program.program import Entry, Fetch, Mark, Passage, Program
+from asynctile.schedule.below import Above
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
-from asynctile.schedule.schedule import NOBODY, RESULT, Kind, Place, Schedule, Scheduled, Standing
+from asynctile.schedule.schedule import NOBODY, RAM, RESULT, Kind, Place, Schedule, Scheduled, Standing
 from asynctile.schedule.start import Seam, Start
 from asynctile.schedule.uses import has_passed, is_dead, tiles_of
 from asynctile.storage.errors import AsynctileError
@@ -28,43 +29,76 @@ class Beneath(NamedTuple):
     dying: Sequence[Sequence[Tile]]
 
 
-def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None) -> Schedule:
-    """Return the schedule of a step. levels: makes empty ones. packing: of the top level. beneath: of RAM, if packed."""
-    first = _Emission(levels(), packing, beneath)
+def emit(program: Program, levels: Callable[[], Levels], above: Sequence[Above], beneath: Beneath | None) -> Schedule:
+    """Return the schedule of a step. levels: makes empty ones. above: of each device. beneath: of RAM, if packed."""
+    first = _Emission(program, levels(), above, beneath)
     schedule = first.schedule()
-    above = set[Tile]() if beneath is None else first.alone_above()
-    return _Emission(levels(), packing, beneath, above=above).schedule() if above else schedule
+    alone = frozenset[Alone]() if beneath is None else first.alone_above()
+    return _Emission(program, levels(), above, beneath, alone=alone).schedule() if alone else schedule
 
 
-def emit_from(start: Start, levels: Levels, packing: Packing, beneath: Beneath | None, seams: Sequence[Seam]) -> Schedule:
+def emit_from(
+    start: Start, program: Program, levels: Levels, above: Sequence[Above], beneath: Beneath | None, seams: Sequence[Seam]
+) -> Schedule:
     """Return the schedule of a step that begins at `start`, with packings of the same start, and ends at `seams`."""
-    return _Emission(levels, packing, beneath, start=start, seams=seams).schedule()
+    return _Emission(program, levels, above, beneath, start=start, seams=seams).schedule()
+
+
+#: A device and a tile whose only copy is there at the start, though unchanged there.
+Alone = tuple[int, Tile]
+
+
+class _Side:
+    """One device in the course of a step. changed: the tiles that it has changed since they came.
+
+    program: its part. tiles: those that it knows of, of its part and `more`. standing: the persistent ones.
+    """
+
+    def __init__(self, level: Level, above: Above, more: Sequence[Tile]) -> None:
+        part, self.packing = above
+        self.level = level
+        self.program = part.program
+        self.changed = set(self.packing.changed)
+        self.tiles = dict.fromkeys([*more, *tiles_of(self.program)])
+        self.standing = [tile for tile in self.tiles if tile.persistent]
+        self._at = dict(zip(part.positions, range(len(part.positions)), strict=True))
+
+    def at(self, position: int) -> int | None:
+        """Return which entry of its part the entry at `position` of the whole program is; None if it is not among them."""
+        return self._at.get(position)
+
+    def lose(self, tile: Tile) -> None:
+        """Drop a tile that was changed elsewhere."""
+        if tile in self.tiles:
+            self.level.leave(tile, STORED)
+            self.changed.discard(tile)
 
 
 class _Emission:
-    """One pass through a program. above: tiles whose only copy is in the top level at the start, though unchanged there.
+    """One pass through a program. alone: see Alone. start, seams: of a step that ends elsewhere than it begins.
 
-    start, seams: of a step that ends elsewhere than it begins.
     is_over: the whole program was performed, and tiles return to where they stood. touches: how often RAM was used so far.
-    changed: tiles that the top level has changed since they came.
     """
 
     def __init__(
-        self, levels: Levels, packing: Packing, beneath: Beneath | None, *, above: Collection[Tile] = (),
-        start: Start | None = None, seams: Sequence[Seam] = (),
+        self, program: Program, levels: Levels, above: Sequence[Above], beneath: Beneath | None, *,
+        alone: Collection[Alone] = (), start: Start | None = None, seams: Sequence[Seam] = (),
     ) -> None:  # fmt: skip
-        self.above = above
+        self.program = program
+        self.alone = alone
         self.start = start
         self.seams = tuple(seams)
-        self.program = packing.program
-        self.packing = packing
         self.beneath = beneath
-        self.levels = {level.number: level for level in levels if level is not None}
-        self.top, self.ram, self.disk = levels
-        self.inputs = set(self.program.inputs.values())
-        self.changed = set(packing.changed)
+        _, self.ram, self.disk = levels
         own = [tile for tile in tiles_of(self.program) if tile.persistent]
-        self.standing = list(dict.fromkeys([*own, *(() if start is None else start.tiles())]))
+        there = [] if start is None else start.tiles()
+        # The first device knows of every tile whether it has bytes anywhere.
+        known = [[*own, *there], *[there] * (len(above) - 1)]
+        self.sides = [_Side(*one) for one in zip(levels.tops, above, known, strict=True)]
+        self.lowest = self.sides[0].level if self.ram is None else self.ram
+        self.levels = {level.number: level for level in (*levels.tops, self.ram, self.disk) if level is not None}
+        self.inputs = set(self.program.inputs.values())
+        self.standing = list(dict.fromkeys([*own, *there]))
         self.entries: list[Scheduled] = []
         self.stretch = self.fetches = self.touches = 0
         self.is_over = False
@@ -76,40 +110,55 @@ class _Emission:
         if self.start is None:
             self.seams = tuple(self._seams())
         for index, entry in enumerate(program.entries):
-            self._move_all(self.top, self.packing, index)
+            for side in self.sides:
+                if (own := side.at(index)) is not None:
+                    self._move_all(side.level, side.packing, own, side)
             if isinstance(entry, Mark):
                 self._give(program.rewritten[entry.name])
                 at[entry.name] = self._stand()
                 stretches.append(len(self.entries))
                 self.stretch += 1
+            elif isinstance(entry, Passage):
+                pass  # its device has brought the tiles to RAM
             elif entry.device == HOST and self.ram is not None:
                 self._perform_on_host(entry)
             else:
                 self._perform(entry)
+                if index + 1 < len(program) and isinstance(passage := program.entries[index + 1], Passage):
+                    self._outdate(passage)
             self._bury(index)
         self._end()
-        peaks = tuple(level.peak_nbytes for level in (self.top, self.ram) if level is not None)
         marks = {name: stretch + 1 for stretch, name in enumerate(at)}
+        peaks = tuple(level.peak_nbytes for level in self._tiers())
         return Schedule(
             program, tuple(self.entries), tuple(stretches), marks, start, at, self._stand(), self.seams, peaks,
             repeats=self.start is None,
         )  # fmt: skip
 
-    def alone_above(self) -> set[Tile]:
-        """Return, at the end, the tiles whose only copy is in the top level though it has not changed them."""
-        return {tile for tile in self.packing.start if self.top.states[tile] is DIRTY and tile not in self.changed}
+    def alone_above(self) -> frozenset[Alone]:
+        """Return, at the end, the tiles whose only copy is on a device though it has not changed them."""
+        return frozenset(
+            (number, tile) for number, side in enumerate(self.sides) for tile in side.packing.start
+            if side.level.states[tile] is DIRTY and tile not in side.changed
+        )  # fmt: skip
+
+    def _tiers(self) -> list[Level]:
+        """Return the levels that are tiers, in the order of their numbers."""
+        first, *others = [side.level for side in self.sides]
+        return [level for level in (first, self.ram, *others) if level is not None]
 
     def _begin(self) -> None:
         """Place every tile where it stands when the step begins."""
-        for tile in self.standing:
-            self.top.states[tile] = ABSENT if self._is_unwritten(tile) else STORED
-        for tile, offset in self.packing.start.items():
-            self.top.put(tile, offset)
-            self.top.states[tile] = DIRTY if tile in self.changed or tile in self.above else CLEAN
+        for number, side in enumerate(self.sides):
+            for tile in side.standing:
+                side.level.states[tile] = ABSENT if self._is_unwritten(tile) else STORED
+            for tile, offset in side.packing.start.items():
+                side.level.put(tile, offset)
+                side.level.states[tile] = DIRTY if tile in side.changed or (number, tile) in self.alone else CLEAN
         if self.beneath is not None:
             self._begin_beneath(self.beneath)
         elif self.ram is not None:
-            for tile in self._passing() if self.start is None else [one.tile for one in self.start.tiers[-1]]:
+            for tile in self._passing() if self.start is None else [one.tile for one in self.start.tiers[RAM]]:
                 self.ram.put(tile)
                 self.ram.states[tile] = DIRTY
 
@@ -117,18 +166,23 @@ class _Emission:
         return self.start is not None and tile in self.start.unwritten
 
     def _seams(self) -> Iterator[Seam]:
-        """Yield the seam of each level, in which the step begins."""
-        dirty = {tile for tile in self.top.places if self.top.states[tile] is DIRTY}
-        yield self.packing.seam._replace(changed=dirty)
+        """Yield the seam of each tier, in which the step begins."""
+        first, *others = [
+            side.packing.seam._replace(changed={tile for tile in side.level.places if side.level.states[tile] is DIRTY})
+            for side in self.sides
+        ]
+        yield first
         if self.beneath is not None:
             yield self.beneath.packing.seam
         elif self.ram is not None:
             yield Seam(dict.fromkeys(self.ram.places, 0), frozenset(self.ram.places))
+        yield from others
 
     def _begin_beneath(self, beneath: Beneath) -> None:
         assert self.ram is not None
+        newer = {tile for side in self.sides for tile, state in side.level.states.items() if state in (DIRTY, ABSENT)}
         for tile in self.standing:
-            self.ram.states[tile] = ABSENT if self.top.states[tile] in (DIRTY, ABSENT) else STORED
+            self.ram.states[tile] = ABSENT if tile in newer else STORED
         for tile, offset in beneath.packing.start.items():
             self.ram.put(tile, offset)
             self.ram.states[tile] = DIRTY if tile in beneath.packing.changed or tile in self.inputs else CLEAN
@@ -136,64 +190,75 @@ class _Emission:
     def _passing(self) -> Iterator[Tile]:
         """Yield the persistent tiles that are in RAM at some time of a step."""
         found = dict.fromkeys(self.program.inputs.values())
-        found |= dict.fromkeys(planned.tile for planned in self.packing.planned() if planned.act is not Act.COPY)
+        for side in self.sides:
+            found |= dict.fromkeys(planned.tile for planned in side.packing.planned() if planned.act is not Act.COPY)
         for entry in self.program.entries:
             if entry.device == HOST:
                 found |= dict.fromkeys(entry.tiles)
         return (tile for tile in found if tile.persistent)
 
-    def _move_all(self, level: Level, packing: Packing, index: int) -> None:
-        """Emit the moves that `packing` plans before its entry `index`, and place the tiles that the entry makes."""
+    def _move_all(self, level: Level, packing: Packing, index: int, side: _Side | None) -> None:
+        """Emit the moves that `packing` plans before its entry `index`, and place the tiles that the entry makes.
+
+        side: the device of the level; None for RAM below devices.
+        """
         for planned in packing.moves[index]:
-            self._move(level, planned)
+            self._move(level, planned, side)
         for tile, offset in packing.births.get(index, ()):
             level.put(tile, offset)
 
-    def _move(self, level: Level, planned: Planned) -> None:
+    def _move(self, level: Level, planned: Planned, side: _Side | None) -> None:
         act, tile, offset = planned
         place = level.places.get(tile)
         if (place is None) is not (act is Act.LOAD):
             raise self._fault(planned, place)
         if place is None:
-            self._load(level, tile, offset)
+            self._load(level, tile, offset, side)
         elif act is Act.LEAVE:
             if level.is_packed and place.index != offset:
                 raise self._fault(planned, place)
             if level.states[tile] is DIRTY:
                 self._write_back(level, tile)
             level.leave(tile, STORED)
-            if level is self.top:
-                self.changed.discard(tile)
+            if side is not None:
+                side.changed.discard(tile)
         elif act is Act.SAVE:
             self._write_back(level, tile)
             level.states[tile] = CLEAN
-            if level is self.top:
-                self.changed.discard(tile)
+            if side is not None:
+                side.changed.discard(tile)
         elif level.is_packed:
             level.written[tile] = self._add(Kind.COPY, tile, (level.put(tile, offset), place))
 
     def _write_back(self, level: Level, tile: Tile) -> None:
         here = level.places[tile]
-        if level is self.top and self.ram is not None:
+        if level is not self.lowest and self.ram is not None:
             self._touch()
             there = self.ram.places.get(tile) or self.ram.put(tile)
-            level.saved[tile] = self.ram.written[tile] = self._add(Kind.DOWNLOAD, tile, (there, here))
+            self.ram.written[tile] = number = self._add(Kind.DOWNLOAD, tile, (there, here))
             self.ram.states[tile] = DIRTY
+            self._save(tile, number)
             self._touched()
         else:
             assert self.disk is not None
             there = self.disk.places.get(tile) or self.disk.put(tile)
             level.saved[tile] = self._add(Kind.TRANSFER, tile, (there, here))
 
-    def _load(self, level: Level, tile: Tile, offset: int) -> None:
+    def _save(self, tile: Tile, entry: int) -> None:
+        """Record that an entry has written the tile in RAM, where all devices find it."""
+        for side in self.sides:
+            if tile in side.tiles:
+                side.level.saved[tile] = entry
+
+    def _load(self, level: Level, tile: Tile, offset: int, side: _Side | None) -> None:
         here = level.put(tile, offset)
         if self.is_over and tile in self.inputs:  # the host will write it there
             return
-        if level is self.top and self.ram is not None:
+        if level is not self.lowest and self.ram is not None:
             self._touch()
             level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self._in_ram(tile)))
             level.states[tile] = CLEAN
-            self._touched()
+            self._touched(side)
         else:
             assert self.disk is not None
             there = self.disk.places.get(tile) or self.disk.put(tile)
@@ -204,27 +269,29 @@ class _Emission:
         """Return the tile's place in RAM. RAM that holds everything first loads a tile that was left in the file."""
         assert self.ram is not None
         if tile not in self.ram.places and self.beneath is None:
-            self._load(self.ram, tile, 0)
+            self._load(self.ram, tile, 0, None)
         return self.ram.places[tile]
 
     def _touch(self) -> None:
         """Emit the moves that are planned in RAM before its next use."""
         if self.beneath is not None:
             assert self.ram is not None
-            self._move_all(self.ram, self.beneath.packing, self.touches)
+            self._move_all(self.ram, self.beneath.packing, self.touches, None)
 
-    def _touched(self) -> None:
-        """Count a use of RAM, and drop the tiles that are dead there behind it."""
+    def _touched(self, side: _Side | None = None) -> None:
+        """Count a use of RAM, and drop the tiles that are dead there behind it. side: the device that loaded a tile."""
         if self.beneath is None:
             return
         assert self.ram is not None
         for tile in self.beneath.dying[self.touches]:
             state = ABSENT if tile.persistent else None
-            if tile.persistent and tile not in self.inputs and tile not in self.changed:  # it will be changed later
+            is_changed = any(tile in one.changed for one in self.sides)
+            if tile.persistent and tile not in self.inputs and not is_changed:  # it will be changed later
                 if self.ram.states[tile] is CLEAN:
                     state = STORED
                 else:
-                    self.top.states[tile] = DIRTY  # there is no other copy
+                    assert side is not None, "only a load is a use behind which the device has the only copy"
+                    side.level.states[tile] = DIRTY
             self.ram.leave(tile, state)
         self.touches += 1
 
@@ -232,23 +299,22 @@ class _Emission:
         """Let the host write new bytes into `tiles` at a mark, when all earlier entries are over."""
         if not tiles:
             return
-        level = self.top
         if self.ram is not None:
             self._touch()
-            level = self.ram
-            for tile in tiles:
-                self.top.leave(tile, STORED)
-                self.top.saved.pop(tile, None)
-            self.changed.difference_update(tiles)
+            for side in self.sides:
+                for tile in tiles:
+                    side.lose(tile)
+                    side.level.saved.pop(tile, None)
         for tile in tiles:
-            level.write(level.places[tile], NOBODY, set())
-            level.states[tile] = DIRTY
-            level.written.pop(tile, None)
+            self.lowest.write(self.lowest.places[tile], NOBODY, set())
+            self.lowest.states[tile] = DIRTY
+            self.lowest.written.pop(tile, None)
         if self.ram is not None:
             self._touched()
 
     def _perform(self, entry: Entry) -> None:
-        places = tuple(self.top.places[tile] for tile in entry.tiles)
+        side = self.sides[0 if entry.device == HOST else number_of(entry.device)]
+        places = tuple(side.level.places[tile] for tile in entry.tiles)
         if isinstance(entry, Fetch):
             result = Place(RESULT, entry.tile.nbytes, self.fetches)
             self.fetches += 1
@@ -257,19 +323,29 @@ class _Emission:
         assert isinstance(entry, Operation)
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
         for tile in written:
-            self._change(tile)
+            self._change(side, tile)
         number = self._add(Kind.OPERATION, entry, places, entry.access)
         for tile in written:
-            self.top.states[tile] = DIRTY
-            self.top.written[tile] = number
+            side.level.states[tile] = DIRTY
+            side.level.written[tile] = number
 
-    def _change(self, tile: Tile) -> None:
-        """Record that the top level is about to change the tile, so its bytes in RAM are dead."""
-        is_new = tile not in self.changed
-        self.changed.add(tile)
+    def _change(self, side: _Side, tile: Tile) -> None:
+        """Record that a device is about to change the tile, so its bytes in RAM are dead."""
+        is_new = tile not in side.changed
+        side.changed.add(tile)
         if tile.persistent and is_new:
+            for other in self.sides:
+                if other.level.states.get(tile) is ABSENT:
+                    other.level.states[tile] = STORED  # its bytes are elsewhere
             self._touch()
             self._touched()
+
+    def _outdate(self, passage: Passage) -> None:
+        """Drop the copies of other devices, which are older from now on."""
+        for number, side in enumerate(self.sides):
+            if number != number_of(passage.device):
+                for tile in passage.tiles:
+                    side.lose(tile)
 
     def _perform_on_host(self, entry: Entry) -> None:
         assert self.ram is not None and isinstance(entry, Operation)
@@ -281,57 +357,71 @@ class _Emission:
         number = self._add(Kind.OPERATION, entry, places, entry.access)
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != READ:
-                self.top.leave(tile, STORED)
                 self.ram.states[tile] = DIRTY
-                self.top.saved[tile] = self.ram.written[tile] = number
-                self.changed.discard(tile)
+                self.ram.written[tile] = number
+                for side in self.sides:
+                    side.lose(tile)
+                self._save(tile, number)
         self._touched()
 
     def _bury(self, index: int) -> None:
         """Drop the tiles that are dead behind entry `index`: temporaries, and inputs that the host writes below."""
-        program = self.program
-        ranks = program.next_uses if self.ram is None else program.device_uses
-        for tile, rank in zip(program.entries[index].tiles, ranks[index], strict=True):
+        for side in self.sides:
+            if (own := side.at(index)) is None:
+                continue
+            ranks = side.program.next_uses if self.ram is None else side.program.device_uses
+            for tile, rank in zip(side.program.entries[own].tiles, ranks[own], strict=True):
+                if is_dead(tile, rank):
+                    side.changed.discard(tile)
+                    side.level.leave(tile, None)
+                elif tile in side.packing.passing and has_passed(side.program, rank):
+                    side.changed.discard(tile)
+                    side.level.leave(tile, ABSENT)
+        for tile, rank in zip(self.program.entries[index].tiles, self.program.next_uses[index], strict=True):
             if is_dead(tile, rank):
-                self.changed.discard(tile)
-                for level in self.levels.values():
-                    level.leave(tile, None)
-            elif tile in self.packing.passing and has_passed(program, rank):
-                self.changed.discard(tile)
-                self.top.leave(tile, ABSENT)
+                for level in (self.ram, self.disk):
+                    if level is not None:
+                        level.leave(tile, None)
 
     def _end(self) -> None:
         """Bring every tile to the seam."""
         self.is_over = True
-        self._move_all(self.top, self.packing, len(self.program))
-        for tile in self.packing.to_take(self.changed):
-            self.top.states[tile] = DIRTY
-            self._change(tile)
+        for side in self.sides:
+            self._move_all(side.level, side.packing, len(side.program), side)
+        for side in self.sides:
+            for tile in side.packing.to_take(side.changed):
+                side.level.states[tile] = DIRTY
+                self._change(side, tile)
         self._touch()
         assert self.beneath is None or self.touches == len(self.beneath.dying), "RAM was planned for another step"
         if self.ram is not None and self.start is not None:
-            self._end_in_ram(self.ram, self.seams[-1])
-        if self.top.places.keys() != self.packing.seam.offsets.keys():
+            self._end_in_ram(self.ram, self.seams[RAM])
+        if any(side.level.places.keys() != side.packing.seam.offsets.keys() for side in self.sides):
             raise AsynctileError(f"program {self.program.name} does not end at its seam; this is a bug in asynctile")
-        lowest = self.top if self.ram is None else self.ram
         for tile in self.inputs:
-            if lowest is not self.top:
-                self.top.leave(tile, STORED)
-            lowest.states[tile] = DIRTY if tile in lowest.places else STORED
+            for side in self.sides:
+                if self.ram is not None and tile in side.tiles:
+                    side.level.leave(tile, STORED)
+            self.lowest.states[tile] = DIRTY if tile in self.lowest.places else STORED
 
     def _end_in_ram(self, ram: Level, seam: Seam) -> None:
         """Count tiles in RAM as dirty where the next step expects it. RAM that holds everything first gets what it lacks."""
         for tile in seam.offsets:
-            if self.beneath is None and tile not in ram.places and self.top.states[tile] is DIRTY:
-                ram.put(tile)  # the newest bytes are above
+            is_newer_above = any(side.level.states.get(tile) is DIRTY for side in self.sides)
+            if self.beneath is None and tile not in ram.places and is_newer_above:
+                ram.put(tile)
             elif self.beneath is None:
                 self._in_ram(tile)
             if tile in seam.changed:
                 ram.states[tile] = DIRTY
 
     def _stand(self) -> tuple[Standing, ...]:
-        tiles = [*self.standing, *self.program.temporaries]
-        return tuple(one for level in (self.top, self.ram) if level is not None for one in level.stand(tiles))
+        found: list[Standing] = []
+        for side in self.sides:
+            found += side.level.stand([*side.standing, *side.program.temporaries])
+        if self.ram is not None:
+            found += self.ram.stand([*self.standing, *self.program.temporaries])
+        return tuple(found)
 
     def _add(self, kind: Kind, what: Operation | Tile, places: tuple[Place, ...], access: str = WRITE + READ) -> int:
         """Append an entry behind all entries that it must wait for; return its number."""

@@ -110,9 +110,9 @@ class Level:
 class Levels(NamedTuple):
     """The levels of a step.
 
-    top: where operations run. ram: below it over a link; None if RAM is the top. disk: below RAM, or None.
+    tops: where operations run, by device. ram: below them over links; None if RAM is the only top. disk: below RAM, or None.
     """
 
-    top: Level
+    tops: tuple[Level, ...]
     ram: Level | None
     disk: Level | None

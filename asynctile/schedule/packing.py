@@ -116,16 +116,16 @@ def resident(program: Program, alignment: int) -> Packing:
     )  # fmt: skip
 
 
-def unpacked(uses: Uses) -> Packing:
+def unpacked(uses: Uses, shared: Collection[Tile]) -> Packing:
     """Return the packing for a device that holds everything, over RAM: each tile is loaded once, and leaves only for the host.
 
-    Offsets mean nothing.
+    shared: tiles that stand on other devices, too. Offsets mean nothing.
     """
     cap = _enough(uses)
     found = _Packer(uses, cap).packed(cap, 0)
     assert found is not None, "everything fits"
-    # Tiles that the host never uses count as changed, so a step and a validation that alternate begin with the same state.
-    in_ram = {tile for entry in uses.program.entries if entry.device == HOST for tile in entry.tiles}
+    # Tiles that nobody else uses count as changed, so a step and a validation that alternate begin with the same state.
+    in_ram = {tile for entry in uses.program.entries if entry.device == HOST for tile in entry.tiles}.union(shared)
     changed = {tile for tile in found.home if uses.tiles[tile] not in in_ram}
     return _packing(uses, cap, found._replace(changed=found.changed | changed))
 

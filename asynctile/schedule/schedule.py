@@ -24,7 +24,7 @@ from asynctile.storage.residency import State
 from asynctile.storage.tile import Tile
 
 #: Numbers of the tiers: TOP is the first device, RAM the tier below all devices, and further devices follow (`tier_of`). If RAM
-#: is the device, RAM is TOP. DISK is the spill file, and RESULT holds the fetched results for the host, by the number of the fetch.
+#: is the device, RAM is TOP. DISK is the spill file. RESULT holds the fetched results for the host, by the number of the fetch.
 TOP, RAM, DISK, RESULT = 0, 1, -1, -2
 #: No entry: the bytes were not written in this step.
 NOBODY = -1

@@ -168,7 +168,7 @@ def _first_use(program: Program, tile: int, behind: int) -> int:
 
 def seconds_of(pace: Pace, entry: Entry, *, on_host: bool) -> float:
     """Return the seconds of an entry by itself."""
+    if not isinstance(entry, Operation):
+        return 0.0
     nbytes = sum(tile.nbytes for tile in entry.tiles)
-    if on_host:
-        return nbytes / pace.updated_per_s
-    return pace.operation(entry.flops, nbytes) if isinstance(entry, Operation) else 0.0
+    return nbytes / pace.updated_per_s if on_host else pace.operation(entry.flops, nbytes)

@@ -18,7 +18,7 @@ from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import Model, model_state_of
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.schedule.decide import decide
+from asynctile.schedule.decide import decide, decide_below
 from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.share import runtime_of
@@ -26,7 +26,7 @@ from asynctile.storage.tile import Tile
 from tests.execute.by_chance import ByChance
 from tests.laws import law
 from tests.layers.training import NARROW, RAGGED, lively
-from tests.schedule.packings import check, drawn
+from tests.schedule.packings import alone, check, drawn
 
 OPTIMIZER = AdamW(lr=1e-2)
 CASES = {
@@ -70,7 +70,9 @@ async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None
         async with runtime_of(engine).exclusive():
             await runtime_of(engine).tiers.caps.cut(model_state_of(model).demand(program))
             space = space_on(runtime_of(engine).tiers, model_state_of(model).demand(program))
-            return decide(program, space, None if seed is None else a_packing(program, runtime_of(engine).tiers, seed))
+            if seed is None:
+                return decide(program, space)
+            return decide_below(program, space, [alone(a_packing(program, runtime_of(engine).tiers, seed))])
 
     found = await runtime_of(engine).call(job())
     assert found is not None

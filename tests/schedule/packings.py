@@ -10,13 +10,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE
+from asynctile.program.part import parts_of
 from asynctile.program.program import Entry, Mark, Program
+from asynctile.schedule.below import Above
 from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.storage.demand import align
 from asynctile.storage.tile import NEVER, Tile
 
 #: The number of entries ahead of which a drawn packing may load.
 AHEAD = 12
+
+
+def alone(packing: Packing) -> Above:
+    """Return an only device, whose moves are those of `packing`."""
+    (part,) = parts_of(packing.program)
+    return Above(part, packing)
+
 
 
 class Floor:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from asynctile.program.operation import READ, Operation
-from asynctile.program.program import Mark
-from asynctile.schedule.decide import Space
+from asynctile.program.program import Mark, Passage
+from asynctile.schedule.decide import Cut, Space
 from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Place, Schedule, Scheduled, Standing
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STALE, STORED, State
 from asynctile.storage.tile import Tile
@@ -73,12 +73,13 @@ class Run:
     def _begin(self) -> None:
         """Give persistent tiles their bytes where the step begins, and nowhere else."""
         for one in self.schedule.start:
-            if one.tier == TOP and one.tile not in self.inputs and one.state is not ABSENT:
+            known = one.tile in self.inputs or one.tile in self.means.newest
+            if one.tier != RAM and not known and one.state is not ABSENT:
                 self.means.make(one.tile)
         self._fill(self.schedule.start)
 
     def _fill(self, stands: Sequence[Standing]) -> None:
-        above = {one.tile for one in stands if one.tier == TOP and one.state in (DIRTY, ABSENT)}
+        above = {one.tile for one in stands if one.tier != RAM and one.state in (DIRTY, ABSENT)}
         in_lowest = {one.tile for one in stands if one.tier == self.lowest}
         for one in stands:
             if one.tile in self.inputs or one.state is ABSENT or (one.tier == RAM and one.tile in above):
@@ -125,12 +126,17 @@ class Run:
 
     def _look(self, name: str, stands: Sequence[Standing], end: int) -> None:
         """Check that each standing is true, and that no bytes of persistent tiles are lost."""
-        top = {one.tile: one for one in stands if one.tier == TOP}
+        newest = {one.tile: one.tier for one in stands if one.tier != RAM and one.state is DIRTY}
         whole = set()
         for one in stands:
             if name == END and one.tile in self.inputs:
                 continue  # the host writes them before the next step
-            is_above = one.tier == RAM and one.tile in top and top[one.tile].state is DIRTY
+            is_above = one.tile in newest and newest[one.tile] != one.tier
+            if is_above and one.tier != RAM:
+                what = f"at {name} {one.tile.name} is {one.state} in tier {one.tier}, and newer in {newest[one.tile]}"
+                assert one.state is not DIRTY, what
+                assert one.place is None or self.memory.holds(one.place, self.means.newest[one.tile]), what
+                continue
             if is_above and (self.space.ram is None or self.space.ram.cap is None):
                 continue  # it holds everything, and older bytes too
             if self._is_true(one, is_above, name, end):
@@ -250,7 +256,7 @@ def check_arrival(schedule: Schedule, steady: Schedule, space: Space, chance: ra
     _check_program_order(schedule)
     _check_peaks(schedule, space)
     assert not schedule.repeats and steady.repeats
-    cuts, end, seam = (space.top, space.ram), _where(schedule.end), _where(steady.start)
+    cuts, end, seam = _cuts(schedule, space), _where(schedule.end), _where(steady.start)
     for (tile, tier), (state, place) in seam.items():
         found, there = end[tile, tier]
         is_packed = cuts[tier].cap is not None
@@ -270,7 +276,7 @@ def _check_program_order(schedule: Schedule) -> None:
         if isinstance(entry, Mark):
             stretch += 1
             assert schedule.marks[entry.name] == stretch
-        else:
+        elif not isinstance(entry, Passage):
             expected.append((entry if isinstance(entry, Operation) else entry.tile, stretch))
     done = [entry for entry in schedule.entries if entry.kind in (Kind.OPERATION, Kind.FETCH)]
     assert [(entry.what, entry.stretch) for entry in done] == expected
@@ -300,9 +306,14 @@ def _where(stands: Sequence[Standing]) -> Mapping[tuple[Tile, int], tuple[State,
     return found
 
 
+def _cuts(schedule: Schedule, space: Space) -> list[Cut]:
+    """Return the cut of each tier, by number."""
+    return [space.top] if space.ram is None else [space.top, space.ram, *[space.top] * (schedule.program.devices - 1)]
+
+
 def _check_peaks(schedule: Schedule, space: Space) -> None:
     """Check that the tiles at each mark are within the peaks, and the peaks within the caps."""
-    cuts = [space.top] if space.ram is None else [space.top, space.ram]
+    cuts = _cuts(schedule, space)
     for tier, (cut, peak) in enumerate(zip(cuts, schedule.peaks, strict=True)):
         assert peak <= (peak if cut.cap is None else cut.cap)
         for stands in (schedule.start, *schedule.at.values(), schedule.end):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from asynctile.program.part import parts_of
 from asynctile.program.program import Program
 from asynctile.schedule.decide import Cut, Space
 from asynctile.schedule.start import IN_SLOT, Stands, Start
@@ -26,7 +27,8 @@ def start_by(chance: random.Random, program: Program, space: Space) -> Start:
     unwritten = {tile for tile in own if tile not in program.first_uses and chance.random() < 0.5}
     written = [tile for tile in own if tile not in unwritten]
     must_stand = space.ram is None and space.disk is None
-    top = _drawn(chance, space.top, written, others, all_stand=must_stand)
+    first, *further = tops = _tops(chance, space.top, program, written, others, must_stand)
+    top = [one for stands in tops for one in stands]
     if space.ram is None:
         given = [Stands(tile, IN_SLOT, True) for tile in inputs] if space.top.cap is None else []
         return Start(((*top, *given),), frozenset(unwritten))
@@ -39,7 +41,20 @@ def start_by(chance: random.Random, program: Program, space: Space) -> Start:
         copies = [tile for tile in above if chance.random() < 0.5]
         below = [tile for tile in below if space.disk is None or chance.random() < 0.5]
         ram = [Stands(tile, IN_SLOT, False) for tile in (*inputs, *below, *copies)]
-    return Start((tuple(top), tuple(ram)), frozenset(unwritten))
+    return Start((tuple(first), tuple(ram), *map(tuple, further)), frozenset(unwritten))
+
+
+def _tops(
+    chance: random.Random, cut: Cut, program: Program, written: Sequence[Tile], others: Sequence[Tile], all_stand: bool
+) -> list[list[Stands]]:
+    """Draw which tiles stand on each device: its own ones, unchanged if it shares them, and tiles of other programs."""
+    found = []
+    for number, part in enumerate(parts_of(program)):
+        own = [tile for tile in written if tile in part.program.standing]
+        theirs = [tile for count, tile in enumerate(others) if count % program.devices == number]
+        stands = _drawn(chance, cut, own, theirs, all_stand=all_stand)
+        found.append([one._replace(changed=one.changed and one.tile not in part.shared) for one in stands])
+    return found
 
 
 def _drawn(

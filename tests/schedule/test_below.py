@@ -20,6 +20,7 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import NEVER, Tile
 from tests.schedule.made import program_by, used
 from tests.schedule.paces import OVER_FILE, OVER_LINK
+from tests.schedule.packings import alone
 from tests.schedule.spaces import SIZES, space_by
 from tests.schedule.test_decide import pages, step, three_tiers
 
@@ -28,7 +29,7 @@ Told = tuple[str, Tile, str]
 
 
 def uses_below(packing: Packing, *, inputs_stand: bool = True) -> Uses:
-    return below(packing, PAGE, OVER_LINK, OVER_FILE, inputs_stand=inputs_stand)
+    return below(packing.program, [alone(packing)], PAGE, OVER_LINK, OVER_FILE, inputs_stand=inputs_stand)
 
 
 def drawn(seed: int) -> Packing | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Program
-from asynctile.schedule.decide import Cut, Space, decide, plan_top
+from asynctile.schedule.decide import Cut, Space, decide, decide_below, plan_top
 from asynctile.schedule.rates import CORES
 from asynctile.schedule.schedule import RAM, TOP, Kind, Schedule
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -52,7 +52,8 @@ def test_the_law_holds_for_any_valid_packing(kind: str, seed: int) -> None:
     alignment, over_link = space.top.alignment, space.ram is not None
     assert space.top.cap is not None
     cap = space.top.cap // alignment * alignment
-    schedule = decide(program, space, packings.drawn(program, cap, alignment=alignment, over_link=over_link, chance=chance))
+    packing = packings.drawn(program, cap, alignment=alignment, over_link=over_link, chance=chance)
+    schedule = decide_below(program, space, [packings.alone(packing)])
     if schedule is None:
         assert not fits(program, space)
     else:
@@ -132,15 +133,6 @@ def test_a_program_that_does_not_fit_has_no_schedule() -> None:
     assert decide(program, three_tiers(1, 4)) is None
     on_host = step((HOST, {a: READ, b: UPDATE}))
     assert decide(on_host, three_tiers(2, 1)) is None and decide(on_host, three_tiers(2, 2)) is not None
-
-
-def test_a_given_packing_is_followed() -> None:
-    program, space = step((DEVICE, {pages("a"): READ}), (DEVICE, {pages("b"): UPDATE})), three_tiers(1, 2)
-    packing = plan_top(program, space)
-    assert packing is not None
-    again = decide(program, space)
-    schedule = decide(program, space, packing)
-    assert schedule is not None and again is not None and list(schedule.lines()) == list(again.lines())
 
 
 def test_inputs_stay_in_ram_between_two_steps_if_there_is_room_and_below_otherwise() -> None:

@@ -19,6 +19,7 @@ from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Pl
 from asynctile.storage.errors import AsynctileError
 from asynctile.storage.residency import CLEAN, DIRTY, STORED
 from asynctile.storage.tile import Tile
+from tests.schedule.packings import alone
 from tests.schedule.test_decide import step
 
 LOAD, LEAVE, COPY = Act.LOAD, Act.LEAVE, Act.COPY
@@ -43,15 +44,19 @@ def packing(
     return Packing(program, 8 * SIZE, SIZE, start or {}, frozenset(changed), planned, born)
 
 
+def on_device() -> Level:
+    return Level(TOP, SIZE, spread={}, is_packed=True)
+
+
 def over_ram(packing: Packing) -> Schedule:
     """Emit the schedule on a packed device above RAM that holds everything."""
     ram = Level(RAM, SIZE, spread={}, is_packed=False)
-    return emit(lambda: Levels(Level(TOP, SIZE, spread={}, is_packed=True), ram, None), packing, None)
+    return emit(packing.program, lambda: Levels((on_device(),), ram, None), [alone(packing)], None)
 
 
 def over_disk(packing: Packing) -> Schedule:
     disk = Level(DISK, SIZE, spread={}, is_packed=False)
-    return emit(lambda: Levels(Level(TOP, SIZE, spread={}, is_packed=True), None, disk), packing, None)
+    return emit(packing.program, lambda: Levels((on_device(),), None, disk), [alone(packing)], None)
 
 
 def told(schedule: Schedule) -> list[tuple[str, list[tuple[int, int]], list[int], list[int]]]:
@@ -98,7 +103,8 @@ def test_only_a_packed_tier_copies_tiles_within_itself() -> None:
         ("copy", [(TOP, 0), (TOP, 64)], [1], [0]),
     ]
     slots, ram = (Level(number, SIZE, spread={}, is_packed=False) for number in (TOP, RAM))
-    assert told(emit(lambda: Levels(slots, ram, None), made, None)) == [("operation", [(TOP, 0)], [], [])]
+    found = emit(made.program, lambda: Levels((slots,), ram, None), [alone(made)], None)
+    assert told(found) == [("operation", [(TOP, 0)], [], [])]
 
 
 def test_an_operation_of_the_host_waits_for_downloads_and_changes_ram() -> None:

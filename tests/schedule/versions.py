@@ -8,7 +8,7 @@ import numpy as np
 
 from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.schedule.decide import Space
-from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Place, Schedule, Scheduled
+from asynctile.schedule.schedule import DISK, RAM, RESULT, Place, Schedule, Scheduled, tier_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
 
@@ -23,9 +23,11 @@ class Memory:
     """The version of each byte range in each tier. A slot is a range of bytes in a memory of the slots of its size."""
 
     def __init__(self, schedule: Schedule, space: Space) -> None:
-        ram = space.top if space.ram is None else space.ram
-        self._units = {TOP: space.top.alignment, RAM: ram.alignment, DISK: PAGE}
-        caps = {TOP: space.top.cap, RAM: None if space.ram is None else space.ram.cap}
+        tops = [tier_of(device) for device in range(schedule.program.devices)]
+        self._units = {**dict.fromkeys(tops, space.top.alignment), DISK: PAGE}
+        caps = dict.fromkeys(tops, space.top.cap)
+        if space.ram is not None:
+            self._units[RAM], caps[RAM] = space.ram.alignment, space.ram.cap
         self._packed = {tier for tier, cap in caps.items() if cap is not None}
         sizes: dict[tuple[int, int], int] = defaultdict(int)
         for place in schedule.places():

@@ -1,0 +1,69 @@
+"""The part of a program that one device does and sees.
+
+A program for several devices is one order of all their entries. A device's part has its own operations, the marks, and
+what happens elsewhere to tiles that it uses: the host or another device changes them, or the device brings them to RAM. Each
+device's memory is planned from its part alone (asynctile/schedule). Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation, device_named
+from asynctile.program.program import Elsewhere, Entry, Fetch, Mark, Passage, Program
+from asynctile.storage.tile import Tile
+
+
+class Part(NamedTuple):
+    """The part of one device.
+
+    positions: of its entries in the whole program, ascending. shared: the tiles that other devices use, too.
+    """
+
+    program: Program
+    positions: Sequence[int]
+    shared: frozenset[Tile] = frozenset()
+
+
+def parts_of(program: Program) -> tuple[Part, ...]:
+    """Return the part of each device of a finished program. The part of an only device is the program itself."""
+    if program.devices == 1:
+        return (Part(program, range(len(program))),)
+    names = [device_named(number) for number in range(program.devices)]
+    own = {name: {tile: None for entry in program.entries if entry.device == name for tile in entry.tiles} for name in names}
+    uses = Counter(tile for tiles in own.values() for tile in tiles)
+    shared = frozenset(tile for tile, count in uses.items() if count > 1)
+    return tuple(_part(program, name, own[name], shared.intersection(own[name])) for name in names)
+
+
+def _part(program: Program, device: str, own: Collection[Tile], shared: frozenset[Tile]) -> Part:
+    part, positions = Program(program.name), []
+    for position, entry in enumerate(program.entries):
+        if isinstance(entry, Mark):
+            part.mark(entry.name, [tile for tile in program.rewritten[entry.name] if tile in own])
+        elif (seen := _seen(entry, device, own)) is not None:
+            part.add(seen)
+        else:
+            continue
+        # The others lose their copies when the entry before a passage changes the tiles.
+        positions.append(position - (isinstance(entry, Passage) and entry.device != device))
+    part.inputs = {name: tile for name, tile in program.inputs.items() if tile in own}
+    part.temporaries = [tile for tile in program.temporaries if tile in own]
+    return Part(part.finish(), positions, shared)
+
+
+def _seen(entry: Entry, device: str, own: Collection[Tile]) -> Entry | None:
+    """Return an entry as the device sees it; None if it does not concern the device. own: the tiles that the device uses."""
+    if isinstance(entry, Operation | Fetch) and entry.device == device:
+        return replace(entry, device=DEVICE)
+    if isinstance(entry, Passage):
+        how = READ if entry.device == device else WRITE
+        shared = [(tile, how) for tile in entry.tiles if tile in own]
+    elif entry.device == HOST:
+        shared = [(tile, how) for tile, how in zip(entry.tiles, entry.access, strict=True) if tile in own]
+    else:
+        return None
+    return Elsewhere(tuple(tile for tile, _ in shared), "".join(how for _, how in shared)) if shared else None
