@@ -8,11 +8,12 @@ comes before and after all blocks. arrangement.py chooses the passes, and how ma
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.architectures import architecture_of
+from asynctile.layers.carriers import carried
 from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
@@ -31,26 +32,33 @@ def parts_of(config: Config) -> int:
 
 
 def record(
-    kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
-) -> Program:
+    kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = (),
+    carriers: Sequence[int] = (),
+) -> Program:  # fmt: skip
     """Return the program of one step on a batch cut into `rows`, a pure function of its arguments.
 
     kept: how many parts keep what backward needs, the head first, then the blocks from the last to the first. Backward visits
     parts in that order, so each part holds its activations as briefly as possible. The other blocks keep only their input, and
-    backward recomputes the rest. on_host: the weight tiles whose update runs on the host. Results are bitwise equal for every
-    `kept`, every `on_host` and every number of passes.
+    backward recomputes the rest. on_host: the weight tiles whose update runs on the host. carriers: the device of each replica;
+    none: one device carries all. Results are bitwise equal for every `kept`, `on_host`, `carriers` and number of passes.
     """
-    return record_parts(kind, parameters, rows, kept=kept, on_host=on_host)[0]
+    recording, _ = _recorded(kind, parameters, rows, kept, on_host)
+    return carried(recording, carriers) if carriers else recording.program
 
 
-def record_parts(
-    kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
-) -> tuple[Program, list[int]]:
-    """Return the program of `record`, and the positions at which its stretches begin.
+def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0) -> tuple[Program, list[int]]:
+    """Return the program of `record` on one device, and the positions at which its stretches begin.
 
     Here a stretch is the entries of one part: each block, the head, each block's backward pass, and the rest. The entries
     before the first stretch belong to the embedding.
     """
+    recording, begins = _recorded(kind, parameters, rows, kept, ())
+    return recording.program, begins
+
+
+def _recorded(
+    kind: str, parameters: Parameters, rows: Rows, kept: int, on_host: Collection[Tile]
+) -> tuple[Recording, list[int]]:
     if kind not in KINDS:
         raise ValueError(f"there is no kind of program {kind!r}; choose one of {', '.join(KINDS)}")
     parts = parts_of(parameters.config)
@@ -73,7 +81,8 @@ def record_parts(
         if kind == "step_clipped":
             section("update", "all weights")
             recording.gradients.update_kept()
-    return recording.program.finish(), begins
+    recording.program.finish()
+    return recording, begins
 
 
 def _blocks(

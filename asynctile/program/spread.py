@@ -65,7 +65,7 @@ def _passing(program: Program, entries: Sequence[Entry]) -> dict[int, list[Tile]
                 before, behind = accesses[:number], accesses[number + 1 :]
                 if tile.persistent:  # the next run
                     behind = behind + before
-                if _is_wanted(access.device, behind) or _is_held(access.device, before, tile):
+                if _is_wanted(access.device, behind) or _is_held(tile, access.device, before, behind):
                     found[access.position].append(tile)
     return found
 
@@ -75,13 +75,14 @@ def _is_wanted(device: str, behind: Sequence[_Access]) -> bool:
     return next((access.device != device for access in behind if access.device != device or access.writes), False)
 
 
-def _is_held(device: str, before: Sequence[_Access], tile: Tile) -> bool:
-    """Return whether another device may have a copy of what `device` is about to change, since the last write.
+def _is_held(tile: Tile, device: str, before: Sequence[_Access], behind: Sequence[_Access]) -> bool:
+    """Return whether another device may have a copy of what `device` is about to change, and need it again.
 
     A run may begin with copies of a persistent tile anywhere.
     """
+    again = {access.device for access in behind}
     for access in reversed(before):
-        if access.device not in (device, HOST):
+        if access.device not in (device, HOST) and (tile.persistent or access.device in again):
             return True
         if access.writes:
             return False

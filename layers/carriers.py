@@ -1,0 +1,111 @@
+"""Who carries what in a step over several devices: replicas by a table, weight tiles by their owners. Pure.
+
+A device computes everything about the rows of its replicas, and adds up the partials of a gradient that lie on it alone. The
+owner of a weight tile adds the rest, updates the tile and passes it on. So results depend on the number of replicas
+(partials.py) and never on the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.recording import Recording
+from asynctile.program.operation import HOST, READ
+from asynctile.program.program import Entry, Mark, Program
+from asynctile.program.spread import spread
+from asynctile.storage.tile import Tile
+
+
+def table(replicas: int, devices: int) -> tuple[int, ...]:
+    """Return the device of each replica: neighbours together, and every device nearly equally many.
+
+    ValueError if there are more devices than replicas.
+    """
+    if devices > replicas:
+        raise ValueError(f"{devices} devices cannot share {replicas} replica{'s' * (replicas > 1)}; choose replicas of at "
+                         "least the number of devices, a power of two that divides the batch")
+    return tuple(replica * devices // replicas for replica in range(replicas))
+
+
+def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
+    """Return the owner of each weight tile: in their order, the device that owns the fewest bytes so far."""
+    nbytes, found = [0] * devices, {}
+    for parameter in parameters.values():
+        for tile in parameter.weights.values():
+            found[tile] = min(range(devices), key=nbytes.__getitem__)
+            nbytes[found[tile]] += tile.nbytes
+    return found
+
+
+def carried(recording: Recording, carriers: Sequence[int]) -> Program:
+    """Return the recorded program, which is finished, with each entry on its device. carriers: the device of each replica."""
+    program, devices = recording.program, max(carriers) + 1
+    if devices == 1:
+        return program
+    finder = _Finder(program, owners(recording.parameters, devices))
+    for rows, device in zip(recording.rows.by_replica, carriers, strict=True):
+        for row in rows:
+            finder.homes.update((given[row.index], device) for given in (recording.tokens, recording.targets) if given)
+    return spread(program, finder.devices())
+
+
+class _Finder:
+    """Finds the device of each entry of a program. owners: of weight tiles.
+
+    homes: by tile, the device that has written it; of inputs, the device of their rows. A tile that was filled with a constant
+    has its home where it is used first.
+    """
+
+    def __init__(self, program: Program, owners: Mapping[Tile, int]) -> None:
+        self.homes: dict[Tile, int] = {}
+        self._entries = program.entries
+        self._owners = owners
+        self._owners_of_gradients = _owners_of_gradients(program, owners)
+        self._found = [0] * len(program)
+        #: by tile, the number of the entry that fills it, while its home is not known
+        self._filled: dict[Tile, int] = {}
+
+    def devices(self) -> list[int]:
+        """Return the device of each entry."""
+        for number, entry in enumerate(self._entries):
+            if not isinstance(entry, Mark) and entry.device != HOST:
+                self._find(number, entry)
+        return self._found
+
+    def _find(self, number: int, entry: Entry) -> None:
+        written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
+        device = self._device(entry, written)
+        if device is None:
+            self._filled.update(dict.fromkeys(written, number))
+            return
+        for tile in entry.tiles:
+            if tile in self._filled:
+                self._found[self._filled.pop(tile)] = self.homes[tile] = device
+        self._found[number] = device
+        self.homes.update((tile, device) for tile in written if not tile.persistent)
+
+    def _device(self, entry: Entry, written: Sequence[Tile]) -> int | None:
+        """Return the device of an entry; None if it only fills a tile."""
+        for tile in written:
+            if tile in self._owners:
+                return self._owners[tile]
+        there = {self.homes[tile] for tile in entry.tiles if tile in self.homes}
+        if len(there) == 1:
+            return there.pop()
+        if there or any(tile in self._filled for tile in entry.tiles):
+            return self._owners_of_gradients[entry.tiles[-1]]
+        return None
+
+
+def _owners_of_gradients(program: Program, owners: Mapping[Tile, int]) -> dict[Tile, int]:
+    """Return the owner of each gradient and of its partials: that of the weight tile that they update or are fetched for."""
+    found: dict[Tile, int] = {}
+    for operation in reversed(list(program.operations())):
+        if operation.kernel.startswith("adamw"):
+            weight, gradient = operation.operands[:2]
+            found[gradient] = owners[weight]
+        elif operation.kernel == "add":
+            source, target = operation.operands
+            found[source] = found.setdefault(target, 0)
+    return found

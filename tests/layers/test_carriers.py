@@ -1,0 +1,96 @@
+"""Who carries what on several devices: rows stay with their replica, owners update, and changes pass before they are used."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from asynctile.layers.carriers import owners, table
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
+from asynctile.program.operation import HOST, READ, WRITE, device_named
+from asynctile.program.program import Mark, Passage, Program
+from asynctile.storage.tile import Tile
+from tests.laws import law
+from tests.layers.shapes import LIGHT, Shape
+
+SHAPE = LIGHT["several sequences in a tile"]
+TABLES = [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 3)]
+STEPS = [("step", TABLES[0]), ("step", TABLES[2]), ("step_clipped", TABLES[1]), ("gradients", TABLES[1])]
+OTHERS = [(kind, one) for kind in ("step", "step_clipped", "gradients") for one in TABLES if (kind, one) not in STEPS]
+
+
+def parameters_of(shape: Shape, precision: str = "fp32") -> Parameters:
+    return Parameters(shape.config, Tiling(shape.config, shape.tile), precision)
+
+
+def recorded(
+    kind: str, carriers: tuple[int, ...], *, precision: str = "fp32", on_host: bool = False
+) -> tuple[Program, Parameters]:
+    parameters = parameters_of(SHAPE, precision)
+    rows = parameters.tiling.rows(8, SHAPE.length, 1, len(carriers))
+    chosen = list(parameters.weights()) if on_host else ()
+    return record(kind, parameters, rows, on_host=chosen, carriers=carriers), parameters
+
+
+def test_neighbouring_replicas_share_a_device_and_every_device_has_its_part() -> None:
+    assert table(1, 1) == (0,) and table(4, 1) == (0, 0, 0, 0) and table(4, 2) == (0, 0, 1, 1)
+    assert table(4, 3) == (0, 0, 1, 2) and table(8, 4) == (0, 0, 1, 1, 2, 2, 3, 3)
+    with pytest.raises(ValueError, match="2 devices cannot share 1 replica; choose replicas of at least the number of devices"):
+        table(1, 2)
+
+
+def test_owners_have_nearly_equally_many_bytes() -> None:
+    parameters = parameters_of(SHAPE)
+    nbytes = Counter[int]()
+    found = owners(parameters, 3)
+    for tile, owner in found.items():
+        nbytes[owner] += tile.nbytes
+    assert len(found) == len({*parameters.weights()}) and set(nbytes) == {0, 1, 2}
+    assert max(nbytes.values()) - min(nbytes.values()) <= max(tile.nbytes for tile in found)
+
+
+@pytest.mark.parametrize(("kind", "carriers"), [*STEPS, *(law(*one) for one in OTHERS)])
+@pytest.mark.parametrize("on_host", [False, law(True)], ids=["on devices", "on the host"])
+def test_no_device_reads_what_another_one_has_changed_before_it_passed(
+    kind: str, carriers: tuple[int, ...], on_host: bool
+) -> None:
+    program, _ = recorded(kind, carriers, on_host=on_host)
+    newest: dict[Tile, str] = {}
+    assert program.devices == max(carriers) + 1
+    for _ in range(2):  # the second run begins with what the first has left
+        for entry in program.entries:
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
+                found = newest.get(tile, HOST)
+                assert how == WRITE or HOST in (found, entry.device) or found == entry.device, f"{entry}: {tile.name}"
+                if how != READ:
+                    newest[tile] = entry.device
+            if isinstance(entry, Passage):
+                newest.update(dict.fromkeys(entry.tiles, HOST))
+        newest = {tile: where for tile, where in newest.items() if tile.persistent}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_owner_updates_a_tile_and_passes_on_what_the_others_read(precision: str) -> None:
+    program, parameters = recorded("step", (0, 0, 1, 1), precision=precision)
+    owner = owners(parameters, 2)
+    passed = {tile for entry in program.entries if isinstance(entry, Passage) for tile in entry.tiles if tile.persistent}
+    updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
+    assert len(updates) == len(owner) and all(one.device == device_named(owner[one.operands[0]]) for one in updates)
+    assert passed == {tile for parameter in parameters.values() for tile in parameter.compute.values()}
+
+
+def test_rows_stay_on_the_device_of_their_replica() -> None:
+    program, _ = recorded("step", (0, 0, 1, 1))
+    inputs = {program.inputs[f"tokens[{row}]"]: row for row in range(len(program.inputs)) if f"tokens[{row}]" in program.inputs}
+    where = {row: {entry.device for entry in program.entries if not isinstance(entry, Mark) and tile in entry.tiles}
+             for tile, row in inputs.items()}  # fmt: skip
+    half = len(where) // 2
+    assert where == {row: {device_named(int(row >= half))} for row in where}
+
+
+def test_one_device_carries_the_program_of_replicas_unchanged() -> None:
+    alone, _ = recorded("step", (0, 0, 0, 0))
+    assert alone.devices == 1 and not any(isinstance(entry, Passage) for entry in alone.entries)
