@@ -2,10 +2,10 @@
 
 A stretch is the entries between two marks, where the host looks at results. The host releases stretches one by one.
 
-While entries are handed over, each lane of the device has one task: compute, operations of the host, copies up, copies
-down, reads and writes of the spill file. A lane takes its entries in the order of the schedule. An entry may name an
-entry of another lane; its lane waits only if the other lane has not enqueued that entry yet. So the lanes of transfers
-run ahead of compute, up to the limit on bytes in flight. This is the prefetching pipeline.
+While entries are handed over, each lane has one task. Every device has three lanes: compute, copies up, copies down. The
+host has three more: its operations, reads and writes of the spill file. A lane takes its entries in the order of the
+schedule. An entry may name an entry of another lane; its lane waits only if the other lane has not enqueued that entry yet.
+So the lanes of transfers run ahead of compute, up to the limit on bytes in flight. This is the prefetching pipeline.
 
 Lanes never wait for each other in a circle. Edges lead from earlier entries to later ones, so the earliest entry that
 is not enqueued can always go on.
@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,13 +34,20 @@ from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
-#: Lanes, in the order in which their tasks begin: transfers first, so that they run ahead.
+#: The work of a lane, in the order in which the lanes' tasks begin: transfers first, so that they run ahead.
 LOAD, UP, DOWN, STORE, HOST, COMPUTE = range(6)
-_LANE = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
+_WORK = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
+
+
+class Lane(NamedTuple):
+    """Entries that are enqueued in order. work: LOAD and so on. device: 0 for lanes of the host."""
+
+    work: int
+    device: int
 
 
 class Issuer:
-    """One run of `placed` on `device`, by coroutines on the device's loop.
+    """One run of `placed` on `devices`, by coroutines on one loop.
 
     gate, run_ahead: those of the share.
     outputs: host arrays that the program's fetches fill.
@@ -47,12 +55,12 @@ class Issuer:
     """
 
     def __init__(
-        self, placed: Placed, device: Device, run_ahead: RunAhead, gate: Gate, outputs: Mapping[str, np.ndarray]
+        self, placed: Placed, devices: Sequence[Device], run_ahead: RunAhead, gate: Gate, outputs: Mapping[str, np.ndarray]
     ) -> None:
         self.on_transfer: Callable[..., Any] | None = None
         self._placed = placed
         self._entries = placed.schedule.entries
-        self._device = device
+        self._devices = devices
         self._run_ahead = run_ahead
         self._gate = gate
         self._results = [outputs[fetch.key][fetch.index] for fetch in placed.schedule.program.fetches]
@@ -60,7 +68,7 @@ class Issuer:
         self._events: list[StreamEvent | None] = [None] * len(self._entries)
         #: by entry, the futures of the lanes that wait for it
         self._futures: defaultdict[int, list[asyncio.Future[None]]] = defaultdict(list)
-        self._lanes = lanes_of(self._entries)
+        self._lanes = lanes_of(self._entries, len(devices))
         #: number of enqueued entries of each lane
         self._done = dict.fromkeys(self._lanes, 0)
         self._released = 0
@@ -111,14 +119,14 @@ class Issuer:
         own = slice(starts[stretch], starts[stretch + 1])
         return [(event, entry) for event, entry in zip(self._events[own], self._entries[own], strict=True) if event is not None]
 
-    async def _issue(self, lane: int) -> None:
+    async def _issue(self, lane: Lane) -> None:
         """Enqueue the entries of a lane in order, and return before the first one that is not released.
 
         An entry is released once `release` has allowed its stretch to begin. Waits while the gate is closed, and while too
         many operations or bytes are in flight.
         """
-        indices = self._lanes[lane]
-        is_full = self._run_ahead.is_full if lane in (HOST, COMPUTE) else self._run_ahead.is_full_of_bytes
+        indices, ahead = self._lanes[lane], self._run_ahead
+        is_full = partial(ahead.is_full, lane.device) if lane.work in (HOST, COMPUTE) else ahead.is_full_of_bytes
         while self._done[lane] < len(indices):
             index = indices[self._done[lane]]
             if self._entries[index].stretch >= self._released:
@@ -126,15 +134,15 @@ class Issuer:
             if self._gate.level:
                 await self._gate.opened()
             if is_full():
-                await self._room(is_full)
-            event = await self._perform(index)
+                await self._room(is_full, lane.device)
+            event = await self._perform(index, lane)
             self._events[index] = event
             self._done[lane] += 1
             for future in self._futures.pop(index, ()):
                 if not future.done():  # its lane may have been cancelled
                     future.set_result(None)
 
-    async def _perform(self, index: int) -> StreamEvent:
+    async def _perform(self, index: int, lane: Lane) -> StreamEvent:
         """Wait for the entries that this entry names, then enqueue its work behind their events; return its event.
 
         This is the tile coroutine of a schedule.
@@ -151,11 +159,10 @@ class Issuer:
             self._run_ahead.add(moved, entry.nbytes)
             return moved
         try:
-            event = self._enqueue(entry, self._arrays(index), waits, after)
+            event = self._enqueue(self._devices[lane.device], entry, self._arrays(index), waits, after)
         except Exception as error:  # the event carries it to every entry that waits
             return failed(error, entry.what)
-        is_beside = entry.kind is Kind.OPERATION and entry.places[0].tier == RAM
-        self._run_ahead.add(event, entry.nbytes, beside=is_beside)
+        self._run_ahead.add(event, entry.nbytes, device=lane.device, beside=lane.work == HOST)
         return event
 
     def _arrays(self, index: int) -> Sequence[Any]:
@@ -168,9 +175,9 @@ class Issuer:
         return self._results[result.index], self._placed.array(place, entry.what)
 
     def _enqueue(
-        self, entry: Scheduled, arrays: Sequence[Any], waits: list[StreamEvent], after: list[StreamEvent]
+        self, device: Device, entry: Scheduled, arrays: Sequence[Any], waits: list[StreamEvent], after: list[StreamEvent]
     ) -> StreamEvent:
-        device, what = self._device, entry.what
+        what = entry.what
         if isinstance(what, Operation):
             launch = device.launch_on_host if entry.places[0].tier == RAM else device.launch
             return launch(what, arrays, self._placed.number(what), waits, after)
@@ -189,29 +196,29 @@ class Issuer:
                 found.append(event)
         return found
 
-    async def _room(self, is_full: Callable[[], bool]) -> None:
+    async def _room(self, is_full: Callable[[], bool], device: int) -> None:
         """Wait until the host is within its limit again."""
         while is_full():
             try:
-                await self._run_ahead.room()
+                await self._run_ahead.room(device)
             except Exception:
                 if self._run_ahead.stalled is not None:
                     raise
                 # else work failed, and its event has the error
 
 
-def lanes_of(entries: Sequence[Scheduled]) -> dict[int, list[int]]:
+def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[Lane, list[int]]:
     """Return, by lane, the indices of the entries that go through it, in order."""
-    found = defaultdict(list)
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for index, entry in enumerate(entries):
         if entry.kind is Kind.OPERATION:
-            lane = HOST if entry.places[0].tier == RAM else COMPUTE
+            work = HOST if entry.places[0].tier == RAM else COMPUTE
         elif entry.kind is Kind.TRANSFER:
-            lane = STORE if entry.places[0].tier == DISK else LOAD
+            work = STORE if entry.places[0].tier == DISK else LOAD
         else:
-            lane = _LANE[entry.kind]
-        found[lane].append(index)
-    return dict(sorted(found.items()))
+            work = _WORK[entry.kind]
+        found[work, entry.device if devices > 1 else 0].append(index)
+    return {Lane(*lane): indices for lane, indices in sorted(found.items())}
 
 
 def failed(error: BaseException, what: object) -> StreamEvent:

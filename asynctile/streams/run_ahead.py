@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from asynctile.errors import StalledError
@@ -24,9 +24,9 @@ from asynctile.program.grain import FINE
 from asynctile.streams.event import Runner, StreamEvent, resolve
 from asynctile.streams.stall import describe
 
-#: The host runs at most this many operations or bytes ahead of the device. At the limit it sleeps and leaves the interpreter to
-#: the workers. A device may allow more operations (Grain.run_ahead), but not while several shares take turns: enqueued work
-#: would run in the turn of another share.
+#: The host runs at most this many operations ahead of each device, and this many bytes ahead of all. At the limit it sleeps and
+#: leaves the interpreter to the workers. A device may allow more operations (Grain.run_ahead), but not while several shares
+#: take turns: enqueued work would run in the turn of another share.
 RUN_AHEAD_OPERATIONS = FINE.run_ahead
 RUN_AHEAD_NBYTES = 512 << 20
 #: Number of times that the watchdog looks before its patience ends.
@@ -63,7 +63,7 @@ class RunAhead:
     streams: returns every runner that work may run on, for the watchdog.
     patience_s: seconds after which the watchdog gives up; None for no watchdog.
     tell: reports stalls and long waits as events.
-    most: returns how many operations may be under way; RUN_AHEAD_OPERATIONS are always allowed.
+    most: returns how many operations of a device may be under way; RUN_AHEAD_OPERATIONS are always allowed.
     stalled: the watchdog's error once enqueued work has stalled. From then on nobody waits for such work: it may hang
         for ever.
     hangs: whether anything hangs. File work of a save counts too, though it is no reason to stop.
@@ -86,30 +86,33 @@ class RunAhead:
         self.computing = 0
         self._streams = streams
         self._most = most
-        self._events: deque[tuple[StreamEvent, int]] = deque()
+        #: event, bytes and device of each piece
+        self._events: deque[tuple[StreamEvent, int, int]] = deque()
         #: operations of the host, counted apart: the device seldom waits for one, so a slow one must not hold up device work
         self._beside: deque[StreamEvent] = deque()
-        self._operations = 0
+        #: number of operations by device: a device that waits for another one must not hold it up
+        self._operations: defaultdict[int, int] = defaultdict(int)
         self._nbytes = 0
 
-    def add(self, event: StreamEvent, nbytes: int = 0, *, beside: bool = False) -> None:
-        """Add the event of an enqueued operation, or of a copy of `nbytes` bytes.
+    def add(self, event: StreamEvent, nbytes: int = 0, *, device: int = 0, beside: bool = False) -> None:
+        """Add the event of an enqueued operation of a device, or of a copy of `nbytes` bytes.
 
         beside: whether it is an operation of the host, which runs beside the device's.
         """
         if beside:
             self._beside.append(event)
             return
-        self._events.append((event, nbytes))
+        self._events.append((event, nbytes, device))
         if nbytes:
             self._nbytes += nbytes
         else:
-            self._operations += 1
+            self._operations[device] += 1
 
-    def is_full(self) -> bool:
-        """Return whether the host is at one of its limits: operations of the device or of the host, or bytes to copy."""
+    def is_full(self, device: int = 0) -> bool:
+        """Return whether the host is at one of its limits: operations of this device or of the host, or bytes to copy."""
+        operations = self._operations[device]
         return (
-            (self._operations >= RUN_AHEAD_OPERATIONS and self._operations >= self._most())
+            (operations >= RUN_AHEAD_OPERATIONS and operations >= self._most())
             or self._nbytes > RUN_AHEAD_NBYTES
             or len(self._beside) >= RUN_AHEAD_OPERATIONS
         )
@@ -123,10 +126,10 @@ class RunAhead:
         """Whether enqueued work has yet to run, judged by the last event."""
         return bool(self._events) and not self._events[-1][0].done
 
-    async def room(self) -> None:
+    async def room(self, device: int = 0) -> None:
         """Wait until the host is within its limits again. Raises the error of work that failed."""
         self.forget_done()
-        while self.is_full():
+        while self.is_full(device):
             if len(self._beside) >= RUN_AHEAD_OPERATIONS:
                 head, middle = self._beside[0], self._beside[len(self._beside) // 2]
             else:
@@ -139,11 +142,11 @@ class RunAhead:
         """Wait until all enqueued work has run, then raise the first error among it."""
         failed: BaseException | None = None
         while self._events:
-            event, nbytes = self._events[0]
+            event = self._events[0][0]
             await self.settled(event)
             failed = failed or event.error
             if self._events and self._events[0][0] is event:  # unless another wait has dropped it
-                self._drop(nbytes)
+                self._drop()
         while self._beside:
             event = self._beside[0]
             await self.settled(event)
@@ -231,8 +234,7 @@ class RunAhead:
     def forget_done(self) -> None:
         """Drop finished work from the front of the queues; raise the error of work that failed."""
         while self._events and self._events[0][0].done:
-            event, nbytes = self._events[0]
-            self._drop(nbytes)
+            event = self._drop()
             if event.error is not None:
                 raise event.error
         while self._beside and self._beside[0].done:
@@ -240,9 +242,11 @@ class RunAhead:
             if event.error is not None:
                 raise event.error
 
-    def _drop(self, nbytes: int) -> None:
-        self._events.popleft()
+    def _drop(self) -> StreamEvent:
+        """Drop the first piece; return its event."""
+        event, nbytes, device = self._events.popleft()
         if nbytes:
             self._nbytes -= nbytes
         else:
-            self._operations -= 1
+            self._operations[device] -= 1
+        return event

@@ -11,8 +11,10 @@ from asynctile.program.grain import COARSE, FINE
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
+from asynctile.streams.event import StreamEvent
+from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS, RunAhead
 from tests.inside_engine import device_of
-from tests.settle import HANG_S, settle, until
+from tests.settle import HANG_S, settle, turns, until
 
 
 async def issued_ahead(engine: Engine, share, expected: int) -> int:
@@ -37,6 +39,24 @@ async def issued_ahead(engine: Engine, share, expected: int) -> int:
         gate.set()
         await running
         await runtime_of(share).synchronize()
+
+
+async def test_a_device_that_is_busy_leaves_the_host_room_to_run_ahead_of_another():
+    ahead = RunAhead(list, None)
+    events = [StreamEvent() for _ in range(RUN_AHEAD_OPERATIONS)]
+    for event in events:
+        ahead.add(event, device=1)
+    assert [ahead.is_full(device) for device in range(3)] == [False, True, False]
+    async with asyncio.timeout(HANG_S):
+        await ahead.room(2)
+    waiting = asyncio.create_task(ahead.room(1))
+    await turns()
+    assert not waiting.done()
+    for event in events:
+        event.done = True
+        event.wake()
+    await waiting
+    assert not ahead.is_full(1)
 
 
 @pytest.mark.usefixtures("soft_gpu")

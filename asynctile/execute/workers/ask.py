@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from asynctile.execute.workers import native, places
 from asynctile.execute.workers.native import player_supported
-from asynctile.execute.workers.rest import acquire, count_stall
-from asynctile.kernels.cpu.jit import loop
+from asynctile.execute.workers.rest import acquire, call_one, count_stall
+from asynctile.kernels.cpu.jit import inline, loop
 
 RESET, RELEASE, ARRIVE, LEAVE, MEET, HOLD = range(6)
 
 
-def ask(control: Any, times: Any, arrivals: Any, what: int, value: int) -> bool:
+def ask(control: Any, times: Any, posts: Any, arrivals: Any, what: int, value: int) -> bool:
     """Make one request; return False only for a RESET while some entry is not over.
 
     value: for RELEASE, the number of entries released; for ARRIVE, 2 * entry + ok; for HOLD, held + 2 * held_copies.
@@ -31,9 +32,8 @@ def ask(control: Any, times: Any, arrivals: Any, what: int, value: int) -> bool:
     the worker wrote, even where cores see each other's writes in any order.
     """
     acquire(control)
-    is_well, wakes = True, min(1, control[places.PARKED] - control[places.WOKEN])
+    is_well, sleeper = True, np.int64(-1)
     if what == RESET:
-        wakes = 0
         is_well = control[places.FINISHED] - control[places.BEFORE] == control[places.ASKED]
         if is_well:
             control[places.BEFORE] = control[places.FINISHED]
@@ -46,20 +46,29 @@ def ask(control: Any, times: Any, arrivals: Any, what: int, value: int) -> bool:
         control[places.ARRIVED] += 1
     elif what == LEAVE:
         control[places.QUIT], control[places.EVENTFD] = 1, -1
-        wakes = control[places.PARKED]
+        _signal_all(posts)
     elif what == HOLD:
         count_stall(control, times)
         control[places.HELD], control[places.HELD_COPIES] = value & 1, value >> 1
-    if what == MEET:
-        wakes = 0
-    else:
-        control[places.CALLS] += 1
-    control[places.WOKEN] += max(wakes, 0)
+    if what != MEET:
+        for device in range(posts.shape[0]):
+            posts[device, places.CALLS] += 1
+    if what not in (RESET, MEET, LEAVE):
+        sleeper = call_one(posts)  # which calls the workers of other devices if there is work for them
     native.unlock(control[places.MUTEX_AT])
-    for _ in range(wakes):
-        native.signal(control[places.CONDITION_AT])
+    if sleeper >= 0:
+        native.signal(posts[sleeper, places.CONDITION_AT])
     return is_well
 
 
+@inline()
+def _signal_all(posts: Any) -> None:
+    for device in range(posts.shape[0]):
+        posts[device, places.WOKEN] = posts[device, places.PARKED]
+        for _ in range(posts[device, places.PARKED]):
+            native.signal(posts[device, places.CONDITION_AT])
+
+
 if player_supported():
-    ask = loop((types.int64[::1], types.float64[::1], types.int64[::1], types.int64, types.int64), nogil=False)(ask)
+    _ARRAYS = types.int64[::1], types.float64[::1], types.int64[:, ::1], types.int64[::1]
+    ask = loop((*_ARRAYS, types.int64, types.int64), nogil=False)(ask)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from asynctile.execute.template import Kernels, Template
 from asynctile.execute.workers.layout import Block, layout
 from asynctile.execute.workers.native import WIDTHS
-from asynctile.execute.workers.tables import COPY, DOWNLOAD, Tables
+from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, Tables
 from asynctile.program.operation import NO_NUMBER, Operation
-from asynctile.schedule.schedule import Arrays, Kind, Schedule, Scheduled
+from asynctile.schedule.schedule import RAM, Arrays, Kind, Schedule, Scheduled
 
 #: Words of a copy: target, source, number of bytes.
 _COPY_WORDS = 3
@@ -78,6 +78,7 @@ class Calls(Template):
                 self._numbers_there.append(number)
         return Tables(
             kinds=np.array([self._kind(entry) for entry in entries], np.int8),
+            devices=np.array([_device(entry) for entry in entries], np.int8),
             stretches=np.array([entry.stretch for entry in entries], np.int32),
             reports=np.array([_reports(entry.what) for entry in entries], np.int8),
             address=np.array([0 if block is None else block.address for block in blocks], np.int64),
@@ -131,6 +132,12 @@ def _size(entry: Scheduled, block: Block | None) -> int:
     if block is not None:
         return block.count
     return 0 if entry.kind is Kind.TRANSFER else _COPY_WORDS
+
+
+def _device(entry: Scheduled) -> int:
+    """Return the device whose workers carry out an entry."""
+    is_in_ram = entry.kind in (Kind.OPERATION, Kind.COPY) and entry.places[0].tier == RAM
+    return ANY_DEVICE if is_in_ram else entry.device
 
 
 def _reports(what: object) -> bool:

@@ -1,4 +1,4 @@
-"""Binary heaps of entries, the earliest in the program first: one of operations and one of each direction of the link."""
+"""Binary heaps of ready entries, the earliest in the program first: one for each queue (places.py)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from asynctile.kernels.cpu.jit import inline
 
 
 @inline()
-def push(control: Any, heaps: Any, which: int, entry: int) -> None:
-    place = control[places.READY + which]
-    control[places.READY + which] = place + 1
+def push(queues: Any, heaps: Any, queue: int, entry: int) -> None:
+    place = queues[places.SIZE, queue]
+    queues[places.SIZE, queue] = place + 1
     while place > 0:
         above = (place - 1) >> 1
-        if heaps[which, above] <= entry:
+        if heaps[queue, above] <= entry:
             break
-        heaps[which, place] = heaps[which, above]
+        heaps[queue, place] = heaps[queue, above]
         place = above
-    heaps[which, place] = entry
+    heaps[queue, place] = entry
 
 
 @inline()
-def pop(control: Any, heaps: Any, which: int) -> Any:
-    size = control[places.READY + which] - 1
-    control[places.READY + which] = size
-    first, moved, place = heaps[which, 0], heaps[which, size], 0
+def pop(queues: Any, heaps: Any, queue: int) -> Any:
+    size = queues[places.SIZE, queue] - 1
+    queues[places.SIZE, queue] = size
+    first, moved, place = heaps[queue, 0], heaps[queue, size], 0
     while True:
         below = 2 * place + 1
         if below >= size:
             break
-        if below + 1 < size and heaps[which, below + 1] < heaps[which, below]:
+        if below + 1 < size and heaps[queue, below + 1] < heaps[queue, below]:
             below += 1
-        if heaps[which, below] >= moved:
+        if heaps[queue, below] >= moved:
             break
-        heaps[which, place] = heaps[which, below]
+        heaps[queue, place] = heaps[queue, below]
         place = below
-    heaps[which, place] = moved
+    heaps[queue, place] = moved
     return np.int64(first)

@@ -28,9 +28,9 @@ from asynctile.streams.event import PendingWork, StreamEvent
 
 
 class Player:
-    """Plays tables on `threads` worker threads; a streams.event.Runner.
+    """Plays tables on `threads` worker threads for each of `devices`; a streams.event.Runner.
 
-    up_rate, down_rate: bytes per second of each direction of the link; None without a limit.
+    up_rate, down_rate: bytes per second of each direction of a device's link; None without a limit.
     on_transfer: called on the loop with the index of a TRANSFER entry that is ready; call `transferred` when it is
         done.
     state: the arrays that it shares with its workers, None while nothing is attached.
@@ -40,10 +40,10 @@ class Player:
 
     name = "player"
 
-    def __init__(self, threads: int, up_rate: float | None, down_rate: float | None) -> None:
+    def __init__(self, threads: int, up_rate: float | None, down_rate: float | None, devices: int = 1) -> None:
         if not player_supported():
             raise DeviceError("schedules cannot be played on this machine, only on Linux on x86-64 or AArch64; use coroutines")
-        self.threads = threads
+        self.threads, self.devices = threads, devices
         self.on_transfer: Callable[..., Any] | None = None
         self._rates = float(up_rate or 0), float(down_rate or 0)
         self._crew = Crew()
@@ -63,19 +63,24 @@ class Player:
 
     def hire(self) -> bool:
         """Start the threads unless they are there; return False if the system refuses one."""
-        return bool(self._crew.threads) or self._crew.hire(self.threads)
+        return bool(self._crew.threads) or self._crew.hire(self.threads * self.devices)
 
     def attach(self, tables: Tables) -> None:
-        """Make the workers serve these tables, and keep their arrays alive. DeviceError if there are no workers."""
+        """Make the workers serve these tables, and keep their arrays alive. DeviceError if there are no workers.
+
+        ValueError if the tables name a device that has no workers here.
+        """
+        if tables.device_count > self.devices:
+            raise ValueError(f"a schedule for {tables.device_count} devices was given to a player for {self.devices}")
         if self._crew.closing or not self.hire():
             raise DeviceError("the player has no workers: the engine was closed meanwhile, or the system refused its threads")
         self._let_go()
-        self.state = PlayState(tables, self.threads, self._rates, self._eventfd)
+        self.state = PlayState(tables, self.threads, self.devices, self._rates, self._eventfd)
         self.state.hold(*self._held)
         self._crew.change(self.state)
 
     def hold(self, operations: bool, copies: bool) -> None:
-        """Set whether workers may begin no operations, and no copies over the link, now and with tables attached later.
+        """Set whether workers may begin no operations, and no copies over links, now and with tables attached later.
 
         Running work ends. Transfers are reported as ever: their executor knows when to begin them (streams/gate.py).
         """
@@ -157,7 +162,7 @@ class Player:
     def stall_s(self) -> float:
         """Seconds per worker with nothing to run while copies or transfers were under way."""
         state = self.state
-        return self._stall_s + (float(state.times[STALL]) / self.threads if state is not None else 0.0)
+        return self._stall_s + (float(state.times[STALL]) / (self.threads * self.devices) if state is not None else 0.0)
 
     @property
     def depth(self) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Workers without work, in compiled code: which ones look, which sleep and until when, which are woken, and how long they rest.
 
-Everything here runs under the mutex (places.py gives the layout). worker.py has the rest of a worker.
+Everything here runs under the mutex (places.py gives the layout). The workers of a device rest at its post. worker.py has
+the rest of a worker.
 """
 
 from __future__ import annotations
@@ -49,54 +50,104 @@ def count_moves(control: Any, times: Any, more: int) -> None:
 
 
 @inline()
-def next_end(control: Any, times: Any) -> float:
+def next_end(queues: Any, links: Any) -> float:
     """Return when the first DUE copy ends; NEVER if there is none."""
-    up = times[places.FREE_AT_UP] if control[places.LINK_UP] == places.DUE else NEVER
-    down = times[places.FREE_AT_DOWN] if control[places.LINK_DOWN] == places.DUE else NEVER
-    return min(up, down)
+    first = NEVER
+    for queue in range(queues.shape[1]):
+        if queues[places.LINK, queue] == places.DUE:
+            first = min(first, links[places.FREE_AT, queue])
+    return first
 
 
 @inline()
-def wakes(control: Any, times: Any) -> int:
-    """Return how many sleeping workers to signal, since there is more work. For a worker that leaves with an entry."""
-    more = control[places.READY] if control[places.HELD] == 0 else np.int64(0)
+def asleep(posts: Any, device: int) -> Any:
+    """Return the number of workers of a device that sleep and are not signalled."""
+    return posts[device, places.PARKED] - posts[device, places.WOKEN]
+
+
+@inline()
+def _ready(control: Any, queues: Any, device: int) -> Any:
+    """Return the number of entries that workers of this device alone may begin."""
+    first = places.QUEUES * device
+    more = queues[places.SIZE, first] if control[places.HELD] == 0 else np.int64(0)
     if control[places.HELD_COPIES] == 0:
-        more += control[places.READY_UP] > 0 and control[places.LINK_UP] == places.FREE
-        more += control[places.READY_DOWN] > 0 and control[places.LINK_DOWN] == places.FREE
-    asleep = control[places.PARKED] - control[places.WOKEN]
-    if more > 0 and control[places.SPINNING] > 0:
-        control[places.CALLS] += 1
-        more -= control[places.SPINNING]
-    if asleep <= 0:
-        return 0
-    if more <= 0:
-        # Else only this worker would notice the end of a copy.
-        more = np.int64(control[places.SPINNING] == 0 and next_end(control, times) < times[places.TIMER])
-    woken = min(more, asleep)
-    control[places.WOKEN] += woken
-    return woken
+        for queue in range(first + 1, first + places.QUEUES):
+            more += queues[places.SIZE, queue] > 0 and queues[places.LINK, queue] == places.FREE
+    return more
 
 
 @inline()
-def look(control: Any, calls_at: int) -> None:
+def call(control: Any, queues: Any, posts: Any, signals: Any) -> Any:
+    """Call idle workers, since there is more work for them; return how many are to be signalled.
+
+    Workers that look see the call. signals: becomes the number of sleeping workers of each device to signal.
+    """
+    ahead = queues[places.SIZE, queues.shape[1] - 1] if control[places.HELD] == 0 else np.int64(0)
+    called = np.int64(0)
+    for device in range(posts.shape[0]):
+        more, spinning, sleeping = _ready(control, queues, device), posts[device, places.SPINNING], asleep(posts, device)
+        also = min(ahead, max(spinning + sleeping - more, 0))  # operations of the host, for whoever is idle
+        ahead -= also
+        more += also
+        if more > 0 and spinning > 0:
+            posts[device, places.CALLS] += 1
+            more -= spinning
+        woken = max(min(more, sleeping), 0)
+        posts[device, places.WOKEN] += woken
+        signals[device] = woken
+        called += woken
+    return called
+
+
+@inline()
+def call_one(posts: Any) -> Any:
+    """Choose a sleeping worker to signal, whichever device it serves; return its device, or -1 if all are awake."""
+    for device in range(posts.shape[0]):
+        if asleep(posts, device) > 0:
+            posts[device, places.WOKEN] += 1
+            return np.int64(device)
+    return np.int64(-1)
+
+
+@inline()
+def has_no_watch(queues: Any, links: Any, posts: Any, times: Any) -> Any:
+    """Return whether a copy will end that only busy workers would notice, while others sleep."""
+    sleeping = np.int64(0)
+    for device in range(posts.shape[0]):
+        if posts[device, places.SPINNING] > 0:
+            return False
+        sleeping += asleep(posts, device)
+    return sleeping > 0 and next_end(queues, links) < times[places.TIMER]
+
+
+@inline()
+def signal(posts: Any, signals: Any) -> None:
+    """Signal sleeping workers as `call` has said."""
+    for device in range(posts.shape[0]):
+        for _ in range(signals[device]):
+            native.signal(posts[device, places.CONDITION_AT])
+
+
+@inline()
+def look(control: Any, posts: Any, device: int, calls_at: int) -> None:
     """Look for some microseconds whether there is a call. The mutex is released meanwhile."""
-    calls = control[places.CALLS]
-    control[places.SPINNING] += 1
+    calls = posts[device, places.CALLS]
+    posts[device, places.SPINNING] += 1
     native.unlock(control[places.MUTEX_AT])
     for _ in range(LOOKS):
         if native.look(calls_at) != calls:
             break
         native.pause()
     acquire(control)
-    control[places.SPINNING] -= 1
+    posts[device, places.SPINNING] -= 1
 
 
 @inline()
-def sleep(control: Any, times: Any) -> None:
-    """Sleep until a signal comes or a copy ends. The mutex is released meanwhile."""
-    condition, mutex = control[places.CONDITION_AT], control[places.MUTEX_AT]
-    control[places.PARKED] += 1
-    until = next_end(control, times)
+def sleep(control: Any, queues: Any, links: Any, times: Any, posts: Any, device: int) -> None:
+    """Sleep until a signal comes or a copy ends, on whichever link. The mutex is released meanwhile."""
+    condition, mutex = posts[device, places.CONDITION_AT], control[places.MUTEX_AT]
+    posts[device, places.PARKED] += 1
+    until = next_end(queues, links)
     if until < times[places.TIMER]:
         times[places.TIMER] = until
         signalled = native.wait_until(condition, mutex, until) == 0
@@ -105,7 +156,7 @@ def sleep(control: Any, times: Any) -> None:
     else:
         native.wait(condition, mutex)
         signalled = True
-    control[places.PARKED] -= 1
-    if signalled and control[places.WOKEN] > 0:
-        control[places.WOKEN] -= 1
-    control[places.WOKEN] = min(control[places.WOKEN], control[places.PARKED])
+    posts[device, places.PARKED] -= 1
+    if signalled and posts[device, places.WOKEN] > 0:
+        posts[device, places.WOKEN] -= 1
+    posts[device, places.WOKEN] = min(posts[device, places.WOKEN], posts[device, places.PARKED])

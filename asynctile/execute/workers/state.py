@@ -8,6 +8,7 @@ ask.py carries requests over, worker.py answers them, and places.py gives the la
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 
 import numpy as np
@@ -15,58 +16,70 @@ import numpy as np
 from asynctile.execute.workers import places
 from asynctile.execute.workers.ask import ARRIVE, HOLD, LEAVE, MEET, RELEASE, RESET, ask
 from asynctile.execute.workers.native import CLOCK_MONOTONIC
-from asynctile.execute.workers.tables import COPY, OPERATION, Tables
+from asynctile.execute.workers.tables import COPY, DOWNLOAD, OPERATION, UPLOAD, Tables
 
 _libc = ctypes.CDLL(None)
 
 
 class PlayState:
-    """Tables, and the arrays that a run of them changes. `frame` holds all their addresses, for compiled code."""
+    """Tables, and the arrays that a run of them changes. `frame` holds all their addresses, for compiled code.
 
-    def __init__(self, tables: Tables, threads: int, rates: tuple[float, float], eventfd: int) -> None:
+    threads: number of workers of each device. rates: bytes per second of the two directions of each link, 0 without a limit.
+    """
+
+    def __init__(self, tables: Tables, threads: int, devices: int, rates: tuple[float, float], eventfd: int) -> None:
         n, stretches = tables.count, len(tables.stretch_at) - 1
+        queues, lane = places.QUEUES * devices + 1, places.SIGNALS + -(-devices // 8) * 8
         self.tables = tables
         self.control = _on_lines(places.CONTROL)
-        self.times = np.zeros(16)
+        self.times = _on_lines(places.TIMES).view(np.float64)
+        self.queues = _on_lines(3, queues)
+        self.links = _on_lines(2, queues).view(np.float64)
+        self.posts = _on_lines(devices, places.POST)
+        self.queue_of = _queue_of(tables, devices)
         self.waiting = np.zeros(n, np.int32)
         self.statuses = np.zeros(n, np.int8)
         self.poison = np.zeros(n, np.int8)
         self.ready_at, self.ended_at = np.zeros((2, n))
-        self.heaps = np.zeros((3, n), np.int32)
+        self.heaps = np.zeros((queues, n), np.int32)
         self.stack = np.zeros(n, np.int32)
         self.ring = np.zeros(n, np.int32)
         self.arrivals = np.zeros(n, np.int64)
         self.left = np.zeros(stretches, np.int32)
         self.reports_left = np.zeros(stretches, np.int32)
-        self.lanes = _on_lines(threads * places.LANE).reshape(threads, places.LANE)
+        self.lanes = _on_lines(devices * threads, lane)
         self._entries = np.diff(tables.stretch_at).astype(np.int32)
         self._reports = np.bincount(tables.stretches, tables.reports != 0, stretches).astype(np.int32)
         self._pid = os.getpid()
         self._arrange(rates, eventfd)
-        self.frame = np.array([n, stretches, threads, *(array.ctypes.data for array in self._arrays())], np.int64)
+        head = n, stretches, devices, threads, lane
+        self.frame = np.array([*head, *(array.ctypes.data for array in self._arrays())], np.int64)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         """Return the arrays in the order in which worker.py reads their addresses."""
         t = self.tables
         return (
-            t.kinds, t.successors_at, t.successors, t.travels, t.stretches, t.reports, t.address, t.words, t.words_at, t.counts,
-            t.reals, self.control, self.times, self.waiting, self.statuses, self.poison, self.ready_at, self.ended_at,
-            self.heaps, self.stack, self.ring, self.arrivals, self.left, self.reports_left, self.lanes,
+            t.kinds, t.successors_at, t.successors, t.travels, t.stretches, t.reports, self.queue_of, t.address, t.words,
+            t.words_at, t.counts, t.reals, self.control, self.times, self.queues, self.links, self.posts, self.waiting,
+            self.statuses, self.poison, self.ready_at, self.ended_at, self.heaps, self.stack, self.ring, self.arrivals,
+            self.left, self.reports_left, self.lanes,
         )  # fmt: skip
 
     def _arrange(self, rates: tuple[float, float], eventfd: int) -> None:
         at = self.control.ctypes.data
-        mutex, condition = at + 8 * places.MUTEX, at + 8 * places.CONDITION
-        self.control[[places.MUTEX_AT, places.CONDITION_AT]] = mutex, condition
-        self.control[[places.ONE_AT, places.ONE, places.EVENTFD]] = at + 8 * places.ONE, 1, eventfd
-        self.times[[places.RATE_UP, places.RATE_DOWN]] = rates
+        self.control[[places.MUTEX_AT, places.ONE_AT, places.ONE, places.EVENTFD]] = (
+            at + 8 * places.MUTEX, at + 8 * places.ONE, 1, eventfd,
+        )  # fmt: skip
+        self.links[places.RATE, :-1].reshape(-1, places.QUEUES)[:, [UPLOAD, DOWNLOAD]] = rates
         self.times[places.TIMER] = np.inf
         self.lanes[:, places.RUNNING] = -1
         attributes = (ctypes.c_int64 * 8)()
         _libc.pthread_condattr_init(attributes)
         _libc.pthread_condattr_setclock(attributes, CLOCK_MONOTONIC)
-        _libc.pthread_mutex_init(ctypes.c_void_p(mutex), None)
-        _libc.pthread_cond_init(ctypes.c_void_p(condition), attributes)
+        _libc.pthread_mutex_init(ctypes.c_void_p(at + 8 * places.MUTEX), None)
+        for post in self.posts:
+            post[places.CONDITION_AT] = post[places.CONDITION :].ctypes.data
+            _libc.pthread_cond_init(ctypes.c_void_p(int(post[places.CONDITION_AT])), attributes)
 
     @property
     def finished(self) -> int:
@@ -97,19 +110,19 @@ class PlayState:
         self._ask(ARRIVE, 2 * entry + ok)
 
     def hold(self, operations: bool, copies: bool) -> None:
-        """Set whether workers may begin no operations, and no copies over the link."""
+        """Set whether workers may begin no operations, and no copies over links."""
         self._ask(HOLD, operations + 2 * copies)
 
     @property
     def held(self) -> list[int]:
         """Entries that are ready and may not begin. Read without the mutex, so moving entries may be miscounted."""
-        holds = self.control[[places.HELD, places.HELD_COPIES, places.HELD_COPIES]]
-        sizes = self.control[places.READY : places.READY + 3] * holds
+        sizes = self.queues[places.SIZE] * self.control[places.HELD_COPIES]
+        sizes[:: places.QUEUES] = self.queues[places.SIZE, :: places.QUEUES] * self.control[places.HELD]
         return [int(entry) for heap, size in zip(self.heaps, sizes, strict=True) for entry in heap[:size]]
 
     def has_work(self, copies: bool) -> bool:
         """Return whether operations run or are ready, even if held. copies: count copies and transfers, too."""
-        if self.control[places.READY] or (copies and self.control[places.MOVES]):
+        if self.queues[places.SIZE, :: places.QUEUES].any() or (copies and self.control[places.MOVES]):
             return True
         kinds = self.tables.kinds
         return any(entry >= 0 and kinds[entry] in (OPERATION, COPY) for entry in self.lanes[:, places.RUNNING].tolist())
@@ -124,11 +137,19 @@ class PlayState:
             self._ask(LEAVE)
 
     def _ask(self, what: int, value: int = 0) -> bool:
-        return bool(ask(self.control, self.times, self.arrivals, what, value))
+        return bool(ask(self.control, self.times, self.posts, self.arrivals, what, value))
 
 
-def _on_lines(count: int) -> np.ndarray:
+def _queue_of(tables: Tables, devices: int) -> np.ndarray:
+    """Return the queue of each entry, (n,) int16. That of a transfer is not used."""
+    kinds, of_device = tables.kinds, places.QUEUES * tables.devices.astype(np.int16)
+    is_copy = (kinds == UPLOAD) | (kinds == DOWNLOAD)
+    return np.where(of_device < 0, places.QUEUES * devices, of_device + kinds * is_copy).astype(np.int16)
+
+
+def _on_lines(*shape: int) -> np.ndarray:
     """Return int64 zeros that begin on a cache line."""
+    count = math.prod(shape)
     room = np.zeros(count + 7, np.int64)
     start = -room.ctypes.data % 64 // 8
-    return room[start : start + count]
+    return room[start : start + count].reshape(shape)

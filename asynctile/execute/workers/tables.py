@@ -19,12 +19,15 @@ from asynctile.execute.workers.native import REALS, WIDTHS
 #: within one memory; their words are target, source, nbytes. The host carries out a TRANSFER, and is told when it is ready.
 OPERATION, UPLOAD, DOWNLOAD, COPY, TRANSFER = range(5)
 
+#: The device of work that a worker of any device may run: operations of the host.
+ANY_DEVICE = -1
+
 #: Number of words of a copy.
 _OF_A_COPY = 3
 _TYPES = {
-    "kinds": np.int8, "needs": np.int32, "successors_at": np.int64, "successors": np.int32, "travels": np.int8,
-    "stretches": np.int32, "reports": np.int8, "address": np.int64, "words": np.int64, "words_at": np.int64,
-    "counts": np.int32, "reals": np.float64,
+    "kinds": np.int8, "devices": np.int8, "needs": np.int32, "successors_at": np.int64, "successors": np.int32,
+    "travels": np.int8, "stretches": np.int32, "reports": np.int8, "address": np.int64, "words": np.int64,
+    "words_at": np.int64, "counts": np.int32, "reals": np.float64,
 }  # fmt: skip
 
 
@@ -33,6 +36,8 @@ class Tables:
     """The arrays of n entries and m edges between them, each C-contiguous. ValueError for tables that no player could play.
 
     kinds (n,) int8: OPERATION and so on.
+    devices (n,) int8: the device whose workers run the entry and over whose link a copy goes, from 0; ANY_DEVICE if any may.
+        Ignored for a TRANSFER.
     needs (n,) int32: number of entries that an entry waits for.
     successors_at (n + 1,) int64, successors (m,) int32: the entries that wait for entry i are
         `successors[successors_at[i]:successors_at[i + 1]]`, all later than i.
@@ -51,6 +56,7 @@ class Tables:
     """
 
     kinds: np.ndarray
+    devices: np.ndarray
     needs: np.ndarray
     successors_at: np.ndarray
     successors: np.ndarray
@@ -84,6 +90,11 @@ class Tables:
         """Number of stretches, up to the last that has entries."""
         return len(self.stretch_at) - 1
 
+    @property
+    def device_count(self) -> int:
+        """Number of devices, up to the last that an entry names."""
+        return int(self.devices.max(initial=0)) + 1
+
     @cached_property
     def stretch_at(self) -> np.ndarray:
         """First entry of each stretch, (stretches + 1,) int64; the last item is `count`."""
@@ -104,7 +115,7 @@ class Tables:
 
     def _check_shapes(self) -> None:
         n, m = self.count, self.successors.size
-        per_entry = ("kinds", "needs", "stretches", "reports", "address", "words_at", "counts")
+        per_entry = ("kinds", "devices", "needs", "stretches", "reports", "address", "words_at", "counts")
         expected: dict[str, tuple[int, ...]] = dict.fromkeys(per_entry, (n,))
         expected |= {"reals": (n, REALS), "words": (self.words.size,)}
         expected |= {"successors_at": (n + 1,), "successors": (m,), "travels": (m,)}
@@ -128,6 +139,9 @@ class Tables:
             raise ValueError("stretches of a schedule are below 0 or fall; order its entries by stretch")
         if n and (self.kinds.min() < OPERATION or self.kinds.max() > TRANSFER):
             raise ValueError(f"kinds of a schedule are {self.kinds.min()} to {self.kinds.max()}, expected 0 to {TRANSFER}")
+        least = np.where((self.kinds == UPLOAD) | (self.kinds == DOWNLOAD), 0, ANY_DEVICE)
+        if (self.devices < least).any():
+            raise ValueError("devices of a schedule are below ANY_DEVICE, or a copy over a link has none; count devices from 0")
 
     def _check_words(self) -> None:
         calls = self.kinds == OPERATION

@@ -1,11 +1,13 @@
 """The compiled loop of a worker: take a ready entry, run it, hand on to its successors; no Python and no GIL.
 
 One mutex guards everything that is shared (places.py gives the layout). It is held between two entries, not while one
-runs. A worker first takes a copy whose link is free, then the ready operation that is earliest in the program; neither
-while it is held.
+runs. A worker serves one device. It first takes a copy whose link is free, then an operation: the earliest in the program of
+the ready ones of its device and of the host. It takes neither while that is held. Whatever a worker ends, it hands on to
+the successors of all devices, and calls their workers.
 
 A copy over a link of limited rate ends when that link would have carried it, and no worker sleeps for the rest of that
-time. Workers without work look for some microseconds, then sleep until they are signalled or a copy ends (rest.py).
+time. The first worker that sees this ends the copy, whichever device it serves. Workers without work look for some
+microseconds, then sleep until they are signalled or a copy ends (rest.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from numba import carray, types
 from asynctile.execute.workers import native, places
 from asynctile.execute.workers.heap import pop, push
 from asynctile.execute.workers.native import CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, player_supported
-from asynctile.execute.workers.rest import acquire, count_moves, count_stall, look, sleep, wakes
+from asynctile.execute.workers.rest import acquire, call, call_one, count_moves, count_stall, has_no_watch, look, signal, sleep
 from asynctile.execute.workers.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 from asynctile.kernels.cpu.jit import inline, loop
 
@@ -32,6 +34,7 @@ class Graph(NamedTuple):
     travels: Any
     stretches: Any
     reports: Any
+    queue_of: Any
     address: Any
     words: Any
     words_at: Any
@@ -45,6 +48,9 @@ class RunArrays(NamedTuple):
 
     control: Any
     times: Any
+    queues: Any
+    links: Any
+    posts: Any
     waiting: Any
     statuses: Any
     poison: Any
@@ -67,16 +73,14 @@ def _tell(control: Any) -> None:
 @inline()
 def _make_ready(graph: Any, run: Any, entry: int) -> None:
     control, kind = run.control, graph.kinds[entry]
-    if UPLOAD <= kind <= DOWNLOAD:
+    if UPLOAD <= kind <= DOWNLOAD or kind == TRANSFER:
         count_moves(control, run.times, 1)
-        push(control, run.heaps, np.int64(kind), entry)
-    elif kind == TRANSFER:
-        count_moves(control, run.times, 1)
+    if kind == TRANSFER:
         run.ring[control[places.OUT]] = entry
         control[places.OUT] += 1
         _tell(control)
     else:
-        push(control, run.heaps, 0, entry)
+        push(run.queues, run.heaps, np.int64(graph.queue_of[entry]), entry)
 
 
 @inline()
@@ -100,8 +104,7 @@ def _open(graph: Any, run: Any, entry: int) -> None:
 @inline()
 def _spread(graph: Any, run: Any) -> None:
     """Let entries that are over go: count down their successors, and pass on through poisoned entries."""
-    control, times = run.control, run.times
-    now = 0.0
+    control, now = run.control, 0.0
     while control[places.OVER] > 0:
         control[places.OVER] -= 1
         entry = np.int64(run.stack[control[places.OVER]])
@@ -111,9 +114,9 @@ def _spread(graph: Any, run: Any) -> None:
             later = np.int64(graph.successors[edge])
             if is_bad and graph.travels[edge] != 0:
                 run.poison[later] = 1
-            if _is_timed(graph, times, later):
+            if _is_timed(graph, run, later):
                 ended = run.ended_at[entry]
-                if not (_is_timed(graph, times, entry) and not is_bad):
+                if not (_is_timed(graph, run, entry) and not is_bad):
                     now = ended = native.clock(CLOCK_MONOTONIC) if now == 0 else now
                 run.ready_at[later] = max(run.ready_at[later], ended)
             run.waiting[later] -= 1
@@ -136,40 +139,41 @@ def _count(graph: Any, run: Any, entry: int) -> None:
 
 
 @inline()
-def _is_timed(graph: Any, times: Any, entry: int) -> Any:
+def _is_timed(graph: Any, run: Any, entry: int) -> Any:
     """Return whether an entry is a copy over a link of limited rate."""
-    kind = np.int64(graph.kinds[entry])
-    return UPLOAD <= kind <= DOWNLOAD and times[places.RATE_UP + kind - UPLOAD] > 0
+    return run.links[places.RATE, graph.queue_of[entry]] > 0
 
 
 @inline()
 def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
     """End an entry that was run. A copy over a limited link, slower than memory, is only DUE now."""
-    control, times, kind = run.control, run.times, np.int64(graph.kinds[entry])
-    if UPLOAD <= kind <= DOWNLOAD:
-        way = kind - UPLOAD
-        if _is_timed(graph, times, entry):
+    if UPLOAD <= graph.kinds[entry] <= DOWNLOAD:
+        queues, links, queue = run.queues, run.links, np.int64(graph.queue_of[entry])
+        if _is_timed(graph, run, entry):
             # Counted from when the copy could begin, not from when a busy core let a worker see it: a real link would not wait.
             nbytes = graph.words[graph.words_at[entry] + 2]
-            ended = max(times[places.FREE_AT_UP + way], run.ready_at[entry]) + nbytes / times[places.RATE_UP + way]
-            run.ended_at[entry] = times[places.FREE_AT_UP + way] = ended
+            ended = max(links[places.FREE_AT, queue], run.ready_at[entry]) + nbytes / links[places.RATE, queue]
+            run.ended_at[entry] = links[places.FREE_AT, queue] = ended
             if ended > native.clock(CLOCK_MONOTONIC):
-                control[places.LINK_UP + way], control[places.COPIED_UP + way] = places.DUE, entry
+                queues[places.LINK, queue], queues[places.COPIED, queue] = places.DUE, entry
                 return
-        control[places.LINK_UP + way] = places.FREE
-        count_moves(control, times, -1)
+        queues[places.LINK, queue] = places.FREE
+        count_moves(run.control, run.times, -1)
     _end(run, entry, status)
 
 
 @inline()
 def _serve(graph: Any, run: Any) -> None:
     """Carry out the requests of Python since the last time, and end copies whose time has come."""
-    control, times = run.control, run.times
-    for way in range(2):
-        if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.FREE_AT_UP + way]:
-            control[places.LINK_UP + way] = places.FREE
-            count_moves(control, times, -1)
-            _end(run, control[places.COPIED_UP + way], places.OK)
+    control, times, queues = run.control, run.times, run.queues
+    now = 0.0
+    for queue in range(queues.shape[1]):
+        if queues[places.LINK, queue] == places.DUE:
+            now = native.clock(CLOCK_MONOTONIC) if now == 0 else now
+            if now >= run.links[places.FREE_AT, queue]:
+                queues[places.LINK, queue] = places.FREE
+                count_moves(control, times, -1)
+                _end(run, queues[places.COPIED, queue], places.OK)
     while control[places.TAKEN] < control[places.ARRIVED]:
         arrival = run.arrivals[control[places.TAKEN]]
         control[places.TAKEN] += 1
@@ -186,16 +190,19 @@ def _serve(graph: Any, run: Any) -> None:
 
 
 @inline()
-def _take(run: Any) -> Any:
-    """Return the entry to run now; -1 if none may begin."""
-    control = run.control
+def _take(run: Any, device: int) -> Any:
+    """Return the entry that a worker of this device is to run now; -1 if none may begin."""
+    control, queues, heaps = run.control, run.queues, run.heaps
+    first, of_host = places.QUEUES * device, queues.shape[1] - 1
     if control[places.HELD_COPIES] == 0:
-        for way in range(2):
-            if control[places.READY_UP + way] > 0 and control[places.LINK_UP + way] == places.FREE:
-                control[places.LINK_UP + way] = places.COPYING
-                return pop(control, run.heaps, 1 + way)
-    may = control[places.READY] > 0 and control[places.HELD] == 0
-    return pop(control, run.heaps, 0) if may else np.int64(-1)
+        for queue in range(first + 1, first + places.QUEUES):
+            if queues[places.SIZE, queue] > 0 and queues[places.LINK, queue] == places.FREE:
+                queues[places.LINK, queue] = places.COPYING
+                return pop(queues, heaps, queue)
+    if queues[places.SIZE, of_host] > 0 and (queues[places.SIZE, first] == 0 or heaps[of_host, 0] < heaps[first, 0]):
+        first = of_host
+    may = queues[places.SIZE, first] > 0 and control[places.HELD] == 0
+    return pop(queues, heaps, first) if may else np.int64(-1)
 
 
 @inline()
@@ -215,41 +222,48 @@ def _perform(graph: Any, entry: int, scratch: int) -> int:
     return places.OK if status == 0 or status == -2 else places.FAILED
 
 
+#: Number of items of a frame before the addresses of its arrays: entries, stretches, devices, workers of each, words of a lane.
+_HEAD = 5
+
+
 @inline()
 def _graph(frame: Any) -> Any:
     n = frame[0]
-    a = frame[3:]
+    a = frame[_HEAD:]
     return Graph(
         carray(native.at(a[0]), n, np.int8), carray(native.at(a[1]), n + 1, np.int64), carray(native.at(a[2]), 1, np.int32),
         carray(native.at(a[3]), 1, np.int8), carray(native.at(a[4]), n, np.int32), carray(native.at(a[5]), n, np.int8),
-        carray(native.at(a[6]), n, np.int64), carray(native.at(a[7]), 1, np.int64), carray(native.at(a[8]), n, np.int64),
-        carray(native.at(a[9]), n, np.int32), a[7], a[10],
+        carray(native.at(a[6]), n, np.int16), carray(native.at(a[7]), n, np.int64), carray(native.at(a[8]), 1, np.int64),
+        carray(native.at(a[9]), n, np.int64), carray(native.at(a[10]), n, np.int32), a[8], a[11],
     )  # fmt: skip
 
 
 @inline()
 def _run(frame: Any) -> Any:
-    n, stretches = frame[0], frame[1]
-    a = frame[14:]
+    n, stretches, devices = frame[0], frame[1], frame[2]
+    queues = places.QUEUES * devices + 1
+    a = frame[_HEAD + 12 :]
     return RunArrays(
-        carray(native.at(a[0]), places.CONTROL, np.int64), carray(native.at(a[1]), 16, np.float64),
-        carray(native.at(a[2]), n, np.int32), carray(native.at(a[3]), n, np.int8), carray(native.at(a[4]), n, np.int8),
-        carray(native.at(a[5]), n, np.float64), carray(native.at(a[6]), n, np.float64),
-        carray(native.at(a[7]), (3, n), np.int32), carray(native.at(a[8]), n, np.int32), carray(native.at(a[9]), n, np.int32),
-        carray(native.at(a[10]), n, np.int64), carray(native.at(a[11]), stretches, np.int32),
-        carray(native.at(a[12]), stretches, np.int32),
+        carray(native.at(a[0]), places.CONTROL, np.int64), carray(native.at(a[1]), places.TIMES, np.float64),
+        carray(native.at(a[2]), (3, queues), np.int64), carray(native.at(a[3]), (2, queues), np.float64),
+        carray(native.at(a[4]), (devices, places.POST), np.int64), carray(native.at(a[5]), n, np.int32),
+        carray(native.at(a[6]), n, np.int8), carray(native.at(a[7]), n, np.int8), carray(native.at(a[8]), n, np.float64),
+        carray(native.at(a[9]), n, np.float64), carray(native.at(a[10]), (queues, n), np.int32),
+        carray(native.at(a[11]), n, np.int32), carray(native.at(a[12]), n, np.int32), carray(native.at(a[13]), n, np.int64),
+        carray(native.at(a[14]), stretches, np.int32), carray(native.at(a[15]), stretches, np.int32),
     )  # fmt: skip
 
 
 def work(frame: Any, me: int) -> None:
     """Serve the tables of a PlayState as its worker number `me`, until told to quit."""
     graph, run = _graph(frame), _run(frame)
-    control, times = run.control, run.times
-    lanes_at = frame[27]
-    lane = carray(native.at(lanes_at + 8 * places.LANE * me), places.LANE, np.int64)
-    since = carray(native.at(lanes_at + 8 * (places.LANE * me + places.SINCE)), 1, np.float64)
-    scratch = lanes_at + 8 * (places.LANE * me + places.SCRATCH)
-    calls_at = frame[14] + 8 * places.CALLS
+    control, times, queues, links, posts = run.control, run.times, run.queues, run.links, run.posts
+    devices, device = frame[2], me // frame[3]
+    lane_at = frame[_HEAD + 28] + 8 * frame[4] * me
+    lane = carray(native.at(lane_at), places.SIGNALS + devices, np.int64)
+    since = carray(native.at(lane_at + 8 * places.SINCE), 1, np.float64)
+    scratch, signals = lane_at + 8 * places.SCRATCH, lane[places.SIGNALS :]
+    calls_at = frame[_HEAD + 16] + 8 * (places.POST * device + places.CALLS)
     entry, status, has_looked = np.int64(-1), np.int64(places.OK), False
     acquire(control)
     while True:
@@ -259,23 +273,28 @@ def work(frame: Any, me: int) -> None:
         _spread(graph, run)
         if control[places.QUIT] != 0:
             break
-        entry = _take(run)
+        entry = _take(run, device)
         if entry >= 0:
             lane[places.RUNNING], since[0], has_looked = entry, native.clock(CLOCK_MONOTONIC_COARSE), False
-            sleepers = wakes(control, times)
+            called = call(control, queues, posts, signals)
+            sleeper = call_one(posts) if called == 0 and has_no_watch(queues, links, posts, times) else np.int64(-1)
             native.unlock(control[places.MUTEX_AT])
-            for _ in range(sleepers):
-                native.signal(control[places.CONDITION_AT])
+            if called > 0:
+                signal(posts, signals)
+            elif sleeper >= 0:
+                native.signal(posts[sleeper, places.CONDITION_AT])
             status = np.int64(_perform(graph, entry, scratch))
             acquire(control)
         else:
             lane[places.RUNNING] = -1
+            if devices > 1 and call(control, queues, posts, signals) > 0:
+                signal(posts, signals)
             count_stall(control, times)
             control[places.IDLE] += 1
             if has_looked:
-                sleep(control, times)
+                sleep(control, queues, links, times, posts, device)
             else:
-                look(control, calls_at)
+                look(control, posts, device, calls_at)
             has_looked = not has_looked
             count_stall(control, times)
             control[places.IDLE] -= 1

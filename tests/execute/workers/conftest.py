@@ -9,8 +9,8 @@ from asynctile.execute.workers.player import Player
 def players():
     made = []
 
-    def make(threads=2, rate=None):
-        made.append(Player(threads, rate, rate))
+    def make(threads=2, rate=None, devices=1):
+        made.append(Player(threads, rate, rate, devices))
         return made[-1]
 
     yield make

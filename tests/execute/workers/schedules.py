@@ -59,9 +59,12 @@ def compiled(kernel):
 
 
 class Marked:
-    """A schedule of `kinds` with edges (earlier, later[, travels]), and the marks that its entries leave."""
+    """A schedule of `kinds` with edges (earlier, later[, travels]), and the marks that its entries leave.
 
-    def __init__(self, kinds, edges=(), stretches=None, reports=(), kernels=None, nbytes=8):
+    devices: of each entry; None for device 0.
+    """
+
+    def __init__(self, kinds, edges=(), stretches=None, reports=(), kernels=None, nbytes=8, devices=None):
         n = len(kinds)
         self.marks, self.missing = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.ones, self.before = np.ones(n, np.int64), []
@@ -81,6 +84,7 @@ class Marked:
         reports_of[list(reports)] = 1
         self.tables = Tables(
             kinds=np.array(kinds, np.int8),
+            devices=np.zeros(n, np.int8) if devices is None else np.array(devices, np.int8),
             needs=np.bincount(later, minlength=n).astype(np.int32),
             successors_at=np.searchsorted(first, np.arange(n + 1)),
             successors=later.astype(np.int32),

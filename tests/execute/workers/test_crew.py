@@ -112,6 +112,17 @@ def test_an_interpreter_ends_although_nobody_closed_its_players(forking):
     assert (done.returncode, done.stdout, done.stderr) == (0, "to its end\n", "")
 
 
+async def test_every_device_has_workers_of_its_own_and_all_of_them_end_with_the_player(caplog):
+    player = Player(2, None, None, devices=3)
+    with Refusals(lambda index, _: index == 5).in_force() as refusals:
+        assert not player.hire() and of_players() == []
+    assert refusals.refused == ["asynctile-player-5"] and len(caplog.records) == 1
+    await play(player, Marked([OPERATION] * 3, devices=[0, 1, 2]).tables)
+    assert len(of_players()) == 6
+    player.close()
+    assert of_players() == []
+
+
 async def test_running_work_is_named_with_its_thread(held):
     player, marks = held
     ((name, (task, since)),) = player.running.items()

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from asynctile.execute.workers.places import ASKED, FREE, LINK_UP, OPENED, PARKED
+from asynctile.execute.workers.places import ASKED, FREE, LINK, OPENED, PARKED
 from asynctile.execute.workers.player import player_supported
-from asynctile.execute.workers.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.execute.workers.tables import ANY_DEVICE, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
 from tests.execute.workers.schedules import Marked, hold, play
 from tests.settle import HANG_S, until
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are no
 async def asleep(player):
     """Wait until the player's workers have looked for work and found none that may begin."""
     state = player.state
-    await until(lambda: state.control[PARKED] == player.threads and state.control[OPENED] == state.control[ASKED])
+    everybody = player.threads * player.devices
+    await until(lambda: state.posts[:, PARKED].sum() == everybody and state.control[OPENED] == state.control[ASKED])
 
 
 async def test_held_work_begins_only_when_it_is_released(players):
@@ -40,6 +41,26 @@ async def test_held_work_begins_only_when_it_is_released(players):
     assert (marked.marks == 1).all() and not player.has_work(True)
 
 
+async def test_held_work_of_every_device_begins_only_when_it_is_released(players):
+    kinds, devices = [OPERATION] * 4 + [UPLOAD] * 3, [0, 1, 2, ANY_DEVICE, 0, 1, 2]
+    marked, player = Marked(kinds, [(0, 2), (4, 5)], devices=devices), players(devices=3)
+    player.hold(True, True)
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    ended = player.ended(0)[0]
+    await asleep(player)
+    assert not marked.marks.any() and player.has_work(False)
+    assert sorted(player.state.held) == [0, 1, 3, 4, 6]
+    player.hold(True, False)
+    await until(lambda: marked.marks[4:].all())
+    await asleep(player)
+    assert marked.marks.tolist() == [0] * 4 + [1] * 3 and sorted(player.state.held) == [0, 1, 3]
+    player.hold(False, False)
+    await ended.landed()
+    assert (marked.marks == 1).all() and not player.has_work(True) and not marked.missing.any()
+
+
 async def test_holding_lets_running_work_end_and_nothing_after_it_begin(players):
     marked, player = Marked([OPERATION] * 4, [(0, 1), (0, 2), (0, 3)], kernels={0: hold}), players()
     player.attach(marked.tables)
@@ -57,12 +78,13 @@ async def test_holding_lets_running_work_end_and_nothing_after_it_begin(players)
     assert marked.marks.tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-async def test_no_call_is_lost_however_often_work_is_held_and_released(players, threads):
+@pytest.mark.parametrize(("threads", "devices"), [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2)])
+async def test_no_call_is_lost_however_often_work_is_held_and_released(players, threads, devices):
     pairs = np.random.default_rng(threads).integers(0, 2000, (900, 2)).tolist()
     edges = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
     kinds = np.random.default_rng(1).choice([OPERATION, OPERATION, UPLOAD, DOWNLOAD], 2000).tolist()
-    marked, player = Marked(kinds, edges), players(threads)
+    of = np.random.default_rng(2).integers(0, devices, 2000)
+    marked, player = Marked(kinds, edges, devices=of), players(threads, devices=devices)
     playing = asyncio.ensure_future(play(player, marked.tables))
     levels = [(True, True), (False, False), (True, False), (False, False)]
     for turn in range(400):
@@ -81,7 +103,7 @@ async def test_a_copy_in_flight_ends_while_everything_is_held(players):
     ended = player.ended(0)[0]
     await until(lambda: marked.marks.any())
     player.hold(True, True)
-    await until(lambda: player.state.control[LINK_UP] == FREE)
+    await until(lambda: player.state.queues[LINK, UPLOAD] == FREE)
     await asleep(player)
     assert marked.marks.tolist() == [1, 0]
     player.hold(False, False)

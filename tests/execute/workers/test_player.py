@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctile.errors import DeviceError
-from asynctile.execute.workers.places import FAILED, FREE_AT_UP, OK, PENDING, POISONED
+from asynctile.execute.workers.places import FAILED, FREE_AT, OK, PENDING, POISONED, QUEUES
 from asynctile.execute.workers.player import player_supported
-from asynctile.execute.workers.tables import COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 from tests.execute.workers.schedules import Marked, fail, number, overdraw, play
 from tests.settle import turns, until
 
@@ -24,7 +25,7 @@ RATE = 80e3
 
 
 @st.composite
-def schedules(draw):
+def schedules(draw, devices):
     n = draw(st.integers(1, 60))
     kinds = draw(st.lists(st.sampled_from([OPERATION] * 4 + [UPLOAD, DOWNLOAD, COPY, TRANSFER]), min_size=n, max_size=n))
     pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.integers(0, 1))
@@ -33,9 +34,11 @@ def schedules(draw):
     stretches = [sum(border <= entry for border in borders) for entry in range(n)]
     failing = [entry for entry in draw(st.sets(st.integers(0, n - 1), max_size=3)) if kinds[entry] in (OPERATION, TRANSFER)]
     reports = draw(st.sets(st.integers(0, n - 1)))
+    of = draw(st.lists(st.integers(ANY_DEVICE, devices - 1), min_size=n, max_size=n))
     return Marked(
         kinds, [(a, b, travels) for (a, b), travels in edges.items()], stretches, reports,
         {entry: fail for entry in failing if kinds[entry] == OPERATION},
+        devices=[max(device, 0) if kind in (UPLOAD, DOWNLOAD) else device for kind, device in zip(kinds, of, strict=True)],
     ), {entry for entry in failing if kinds[entry] == TRANSFER}  # fmt: skip
 
 
@@ -52,24 +55,28 @@ def expected_statuses(tables, failing):
     return statuses
 
 
-def check_link(state, way):
-    """Check the link by its own times.
+def check_link(state, device, way):
+    """Check one direction of a device's link by its own times.
 
     Copies must come one after another, each must take its time, and none may begin before the entries that it waits for.
     """
-    copies = np.flatnonzero(state.tables.kinds == way)
+    is_here = (state.tables.kinds == way) & (state.tables.devices == device)
+    copies = np.flatnonzero(is_here)
     copies = copies[state.statuses[copies] == OK]
     ended = state.ended_at[copies]
     assert (ended >= state.ready_at[copies] + 8 / RATE).all() and (np.diff(np.sort(ended)) >= 7.99 / RATE).all()
-    assert ended.max(initial=0) == state.times[FREE_AT_UP + way - UPLOAD] or not copies.size
+    assert ended.max(initial=0) == state.links[FREE_AT, QUEUES * device + way] or not copies.size
     for earlier in np.flatnonzero((state.tables.kinds == UPLOAD) | (state.tables.kinds == DOWNLOAD)):
         later = state.tables.successors[slice(*state.tables.successors_at[earlier : earlier + 2])]
-        later = later[(state.tables.kinds[later] == way) & (state.statuses[later] == OK)]
+        later = later[is_here[later] & (state.statuses[later] == OK)]
         assert (state.ready_at[later] >= state.ended_at[earlier]).all()
 
 
-@pytest.mark.parametrize(("threads", "rate"), [(1, None), (2, None), (3, RATE), (2, RATE)])
-async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_along_edges(players, threads, rate):
+@pytest.mark.parametrize(
+    ("threads", "rate", "devices"),
+    [(1, None, 1), (2, None, 1), (3, RATE, 1), (2, RATE, 1), (1, None, 2), (1, RATE, 2), (2, RATE, 2), (1, RATE, 3)],
+)
+async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_along_edges(players, threads, rate, devices):
     by_hand = threading.Thread  # transfers are answered from threads of their own
 
     async def run(player, marked, failing):
@@ -92,13 +99,13 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
             ordered = [all(statuses[other] != POISONED for other in before) for before in marked.before]
             assert not marked.missing[np.array(ordered) & (statuses == OK)].any()
             assert player.finished - finished == tables.count
-            for way in (UPLOAD, DOWNLOAD) if rate else ():
-                check_link(player.state, way)
+            for device, way in product(range(devices), (UPLOAD, DOWNLOAD)) if rate else ():
+                check_link(player.state, device, way)
 
-    player = players(threads, rate)
+    player = players(threads, rate, devices)
 
     @settings(max_examples=30)
-    @given(schedules())
+    @given(schedules(devices))
     def check(example):
         asyncio.run_coroutine_threadsafe(run(player, *example), loop).result(60)
 
@@ -108,10 +115,12 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_the_earliest_ready_entry_is_played_first(players, seed):
-    """Edges lead forward, so a single worker plays operations in their order."""
+    """Edges lead forward, so a single worker plays operations in their order, the host's among its own."""
     pairs = np.random.default_rng(seed).integers(0, 60, (70, 2)).tolist()
     edges = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
-    marked, player = Marked([OPERATION] * 60, edges, kernels=dict.fromkeys(range(60), number)), players(threads=1)
+    devices = np.random.default_rng(seed).integers(ANY_DEVICE, 1, 60)
+    marked = Marked([OPERATION] * 60, edges, kernels=dict.fromkeys(range(60), number), devices=devices)
+    player = players(threads=1)
     await play(player, marked.tables)
     assert marked.missing.tolist() == list(range(60))
 

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from asynctile.execute.workers.native import WIDTHS
-from asynctile.execute.workers.tables import COPY, OPERATION, TRANSFER, UPLOAD, room
+from asynctile.execute.workers.tables import ANY_DEVICE, COPY, OPERATION, TRANSFER, UPLOAD, room
 from tests.execute.workers.schedules import Marked
 
 
 @pytest.fixture
 def tables():
-    return Marked([OPERATION, UPLOAD, TRANSFER, COPY], [(0, 1), (1, 2), (0, 3)], [0, 0, 1, 3]).tables
+    kinds, edges = [OPERATION, UPLOAD, TRANSFER, COPY], [(0, 1), (1, 2), (0, 3)]
+    return Marked(kinds, edges, [0, 0, 1, 3], devices=[ANY_DEVICE, 2, 0, 1]).tables
 
 
 def test_valid_tables_are_accepted_and_know_their_stretches(tables):
-    assert tables.count == 4
+    assert (tables.count, tables.device_count) == (4, 3)
     assert tables.stretch_at.tolist() == [0, 2, 3, 3, 4]
 
 
@@ -33,6 +34,9 @@ def test_valid_tables_are_accepted_and_know_their_stretches(tables):
         ("successors", lambda x: x + 3, "edges must lead forward"),
         ("needs", lambda x: x + 1, "do not match the edges that lead to each entry"),
         ("stretches", lambda x: x[::-1].copy(), "stretches of a schedule are below 0 or fall"),
+        ("devices", lambda x: x[:-1].copy(), r"devices of a schedule is \(3,\), expected \(4,\)"),
+        ("devices", lambda x: x - np.int8(1), "devices of a schedule are below ANY_DEVICE"),
+        ("devices", lambda x: x - np.int8(3) * (x == 2), "a copy over a link has none"),
         ("kinds", lambda x: x + np.int8(3), "kinds of a schedule are 3 to 7"),
         ("address", lambda x: x * 0, "has no address"),
         ("counts", lambda x: x * 0, "fewer than 2"),
