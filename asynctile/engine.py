@@ -1,4 +1,4 @@
-"""The engine: one device, its tiers and its event loop, opened and closed together.
+"""The engine: one device or several like ones, the tiers and the event loop, opened and closed together.
 
 Settings and statistics are in share.py, traces in traced.py, the shares that an engine lends in lent.py. The runtime does the
 work (runtime.py).
@@ -11,15 +11,15 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import ClassVar, Self
 
-from asynctile.device import open_device
-from asynctile.device.base import Report
+from asynctile.device import open_devices
+from asynctile.device.base import Device, Report
 from asynctile.errors import BudgetError
 from asynctile.events import Opened
 from asynctile.hub import LIMIT, Events
@@ -46,17 +46,18 @@ logger = logging.getLogger(__name__)
 
 
 class Engine(Traced):
-    """One device with the memory below it. Open it with `async with`, or with `open` and `aclose`.
+    """One device, or several like ones, with the memory below. Open it with `async with`, or with `open` and `aclose`.
 
     Sizes are ints in bytes or strings such as "512MiB".
 
-    device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated" or "cuda:N".
-    device_memory: cap on device bytes. None: on a GPU, the bytes that are free there. Refused on cpu.
+    device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated" or "cuda:N". Several devices over one RAM:
+        "emulated*4". Several GPUs ("cuda:0-3", "cuda:0,cuda:2", "cuda:all") are refused so far.
+    device_memory: cap on the bytes of each device. None: on a GPU, the bytes that are free there. Refused on cpu.
     host_memory: cap on the RAM that tiles may take; on cpu this is the budget. None: about four fifths of the RAM that the
         machine, the memory cgroups of this process and its limits of address space (ulimit -v, -d) leave.
     spill: a folder on a fast disk for tiles that RAM cannot hold. It serves one engine at a time.
     spill_limit: cap on the bytes in that folder, which are set aside at once.
-    link_rate: bytes a second each way, for emulated only.
+    link_rate: bytes a second each way, for emulated only, where each device has a link of its own.
     prefetch: how far transfers run ahead of compute. Each unit loads 4 tiles (16 from the spill folder) before their use and
         keeps as many slots free for the next ones, at most an eighth of all slots. 0: no overlap.
     precision: "fp32", or on a GPU "tf32" or "bf16".
@@ -112,24 +113,22 @@ class Engine(Traced):
         rate = None if link_rate is None else _positive("link_rate", link_rate)
         on_device = None if device_memory is None else _positive("device_memory", device_memory)
         in_ram = None if host_memory is None else _positive("host_memory", host_memory)
-        opened = open_device(device, link_rate=rate, precision=precision)
-        if not opened.has_link and device_memory is not None:
-            opened.close()
-            raise ValueError("device_memory does not go with device 'cpu': RAM is the device there; give host_memory")
+        devices = open_devices(device, link_rate=rate, precision=precision)
         try:
-            on_device = opened.budget(on_device)
-        except BudgetError:
-            opened.close()
+            on_device = _cap_of_each(devices, on_device)
+        except (BudgetError, ValueError):
+            for opened in devices:
+                opened.close()
             raise
-        remedy = ""
+        first, remedy = devices[0], ""
         if in_ram is None:
             room = tightest()
             in_ram, remedy = room.share, room.remedy
-            if on_device is not None and isinstance(opened, HostMemory):  # the device is RAM as well
-                in_ram -= min(on_device, room.share // 2)
-        supposed = assumed(opened.name, precision) if rates is None else rates
-        find = partial(machine_rates, opened, precision, on_device) if rates is None else None
-        life = Lifetime(opened, precision, folder, make_loop, report, supposed, find)
+            if on_device is not None and isinstance(first, HostMemory):  # the devices are RAM as well
+                in_ram -= min(on_device * len(devices), room.share // 2)
+        supposed = assumed(first.name, precision) if rates is None else rates
+        find = partial(machine_rates, first, precision, on_device) if rates is None else None
+        life = Lifetime(devices, precision, folder, make_loop, report, supposed, find)
         options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy,
             rates=supposed.limited(rate),
@@ -149,12 +148,12 @@ class Engine(Traced):
         life.claim()
         spare_address_space()
         transfers = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
-        tiers = Tiers(life.device, life.spill, transfers, self._options, tell=self._tell)
+        tiers = Tiers(life.devices, life.spill, transfers, self._options, tell=self._tell)
         turn, files = Turn(tiers, self.weight), life.device.add_stream("files", THREADS)
         runtime = self._runtime_type(life, self._tell, self._options, turn, files, self.plays)
         self._runtime, self._lender = runtime, Lender(runtime, transfers)
         if life.trace is not None:
-            life.trace.attach(life.device.streams())
+            life.trace.attach(life.streams())
         await life.begin()
         tiers.rates = life.rates.limited(self._link_rate)
         runtime.options = replace(self._options, rates=tiers.rates)
@@ -209,7 +208,7 @@ class Engine(Traced):
     ) -> AbstractAsyncContextManager[Share, None]:
         """Lend a part of the caps to models and trainers that run beside those of this engine: `async with engine.share(...)`.
 
-        Sizes are given as to Engine. device_memory goes with a device that has memory of its own, spill_limit with a spill
+        Sizes are given as to Engine. device_memory goes with devices that have memory of their own, spill_limit with a spill
         folder; without spill_limit the share has no spill folder.
 
         name: for events and metrics; "share-1" and so on if not given.
@@ -245,6 +244,17 @@ class Engine(Traced):
     def shares(self) -> tuple[Share, ...]:
         """The engine itself and the shares that it has lent, oldest first; from any thread."""
         return self, *(() if self._lender is None else self._lender.lent)
+
+
+def _cap_of_each(devices: Sequence[Device], wanted: int | None) -> int | None:
+    """Return the cap on the memory of each device. wanted: the cap that was asked for.
+
+    BudgetError if a device has less. ValueError for a cap on a device that has no memory of its own.
+    """
+    if wanted is not None and not devices[0].has_link:
+        raise ValueError("device_memory does not go with device 'cpu': RAM is the device there; give host_memory")
+    caps = [cap for device in devices if (cap := device.budget(wanted)) is not None]
+    return min(caps, default=None)
 
 
 def _positive(name: str, value: int | str) -> int:

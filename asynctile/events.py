@@ -64,7 +64,10 @@ class Opening(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Event):
-    """The engine is open, on this device, under these caps in bytes (None: no cap). seconds: how long opening took."""
+    """The engine is open, on these devices, under these caps in bytes (None: no cap). seconds: how long opening took.
+
+    device: the name of all of them, such as "emulated*4". device_memory_bytes: the cap of each.
+    """
 
     device: str
     device_memory_bytes: int | None

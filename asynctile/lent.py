@@ -149,7 +149,7 @@ class Lender:
                 if cancelled:
                     raise asyncio.CancelledError
                 options = replace(engine.options, device_memory=on_device, host_memory=in_ram, host_remedy="")
-                tiers = Tiers(engine.device, region, self._transfers, options, tell=tell)
+                tiers = Tiers(engine.tiers.devices, region, self._transfers, options, tell=tell)
                 turn = Turn(tiers, weight, interactive=interactive)
                 runtime = LentRuntime(engine.life, tell, options, turn, engine.file_stream, engine.plays)
                 share = Share(engine.life, tell, options, runtime)

@@ -10,14 +10,14 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Protocol
 from weakref import WeakSet
 
 from asynctile.blas_threads import hold_one_thread, let_go
-from asynctile.device.base import Device, Report
+from asynctile.device.base import Device, Report, name_of, streams_of
 from asynctile.errors import DeviceError
 from asynctile.events import Closing, Opening
 from asynctile.hub import ENGINE, Hub, Tell
@@ -32,6 +32,7 @@ from asynctile.memory.tiers import Tiers
 from asynctile.schedule.rates import Rates
 from asynctile.storage.limits import expect_room_to_open
 from asynctile.storage.spill import SpillTier
+from asynctile.streams.event import TracedRunner
 from asynctile.streams.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,11 @@ class Dependent(Protocol):
 class Lifetime:
     """The life of one engine, from opening to closing, and the parts that its shares have in common.
 
-    device, spill: opened and closed with it; spill is None without a spill folder. precision: as given to Engine. make_loop:
+    devices, spill: opened and closed with it; spill is None without a spill folder. precision: as given to Engine. make_loop:
     makes its event loop. report: called while kernels are compiled. rates: of the machine. find_rates: called while it opens,
     with a function that runs a coroutine on the loop; returns the rates to replace `rates`. None: `rates` stay.
 
-    loop: the device's own, None before it is opened. process: the process that opened it, None before. is_open: from the end of
+    loop: the devices' own, None before it is opened. process: the process that opened it, None before. is_open: from the end of
     opening to the beginning of closing. hub: the readers of its events. tell: sends events of the engine itself. background:
     the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before. tiers: of
     every share that stands. turns: between their jobs. trace: the last one begun, also when it is over. failed: the first error
@@ -62,7 +63,7 @@ class Lifetime:
 
     def __init__(
         self,
-        device: Device,
+        devices: Sequence[Device],
         precision: str,
         spill: SpillTier | None,
         make_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -70,7 +71,7 @@ class Lifetime:
         rates: Rates,
         find_rates: Callable[[Run], Rates] | None,
     ) -> None:
-        self.device = device
+        self.devices = tuple(devices)
         self.precision = precision
         self.rates = rates
         self._find_rates = find_rates
@@ -84,7 +85,7 @@ class Lifetime:
         self.background = Background()
         self.dependents: WeakSet[Dependent] = WeakSet()
         self.tiers: list[Tiers] = []
-        self.turns = Turns(lambda: self.device.streams())  # looked up late: stress replaces the device
+        self.turns = Turns(self.streams)
         self.trace: Trace | None = None
         self.failed: Exception | None = None
         self._make_loop = make_loop
@@ -106,6 +107,20 @@ class Lifetime:
             if self.process is not None or self._is_closing:
                 raise DeviceError("an engine opens once: make a new Engine to go on")
             self.process, self._opener = os.getpid(), asyncio.get_running_loop()
+
+    @property
+    def device(self) -> Device:
+        """The first device, on which single operations run."""
+        return self.devices[0]
+
+    @property
+    def device_name(self) -> str:
+        """The name of all its devices."""
+        return name_of(self.devices)
+
+    def streams(self) -> list[TracedRunner]:
+        """Return the streams of all devices."""
+        return streams_of(self.devices)
 
     @property
     def recorder(self) -> Recorder | None:
@@ -185,18 +200,19 @@ class Lifetime:
         with ExitStack() as undo:
             hold_one_thread()
             undo.callback(let_go)
-            if self.device.workers is not None:
-                blas_memory.hold(self.device.workers.threads)
-                undo.callback(blas_memory.let_go, self.device.workers.threads)
+            threads = sum(device.workers.threads for device in self.devices if device.workers is not None)
+            blas_memory.hold(threads)
+            undo.callback(blas_memory.let_go, threads)
             expect_room_to_open()
             loop = LoopThread(self._make_loop)
             loop.start()
             undo.callback(loop.close)
-            undo.callback(self._close_device)
+            undo.callback(self._close_devices)
             if self.spill is not None:
                 self.spill.open()
-            self.device.start()
-            if self.device.warm(self._reported, self._stop):
+            for device in self.devices:
+                device.start()
+            if all(device.warm(self._reported, self._stop) for device in self.devices):
                 if self._find_rates is not None:
                     self.rates = self._find_rates(lambda work: asyncio.run_coroutine_threadsafe(work, loop.loop).result())
                 with self._lock:
@@ -239,7 +255,7 @@ class Lifetime:
         """Close, in the thread, after `open` has returned."""
         try:
             if not self._is_opening:
-                self._close_device()  # nothing else was made
+                self._close_devices()  # nothing else was made
             elif self.loop is not None:
                 self._close_all(self.loop)
         finally:
@@ -254,7 +270,7 @@ class Lifetime:
         finally:
             self._undo.close()
             self._end_trace()
-            logger.info("the engine on %s is closed", self.device.name)
+            logger.info("the engine on %s is closed", self.device_name)
 
     def _end_trace(self) -> None:
         """End a trace that goes on. An error of its file goes to the log: no caller is there to get it."""
@@ -274,16 +290,16 @@ class Lifetime:
         for tiers in self.tiers:
             await tiers.run_ahead.settle()
 
-    def _close_device(self) -> None:
-        """End the streams, free the memory and close the spill folder. Blocks."""
+    def _close_devices(self) -> None:
+        """End the streams, free the memory and close the spill folder, each even if another fails. Blocks."""
         patience_s = LAST_PATIENCE_S if any(tiers.run_ahead.hangs for tiers in self.tiers) else None
-        try:
-            for tiers in self.tiers:
-                if tiers.player is not None:
-                    tiers.player.close(patience_s)
-            self.device.close(patience_s)
-        finally:
-            for tiers in self.tiers:
-                tiers.close()
+        with ExitStack() as closing:  # from its end
             if self.spill is not None:
-                self.spill.close(patience_s)
+                closing.callback(self.spill.close, patience_s)
+            for tiers in reversed(self.tiers):
+                closing.callback(tiers.close)
+            for device in reversed(self.devices):
+                closing.callback(device.close, patience_s)
+            for tiers in reversed(self.tiers):
+                if tiers.player is not None:
+                    closing.callback(tiers.player.close, patience_s)

@@ -90,8 +90,13 @@ class Runtime:
 
     @property
     def device(self) -> Device:
-        """The device of the engine."""
+        """The first device of the engine; the others are like it."""
         return self.life.device
+
+    @property
+    def devices(self) -> int:
+        """The number of devices of the engine."""
+        return len(self.life.devices)
 
     @property
     def is_open(self) -> bool:
@@ -100,7 +105,7 @@ class Runtime:
 
     @property
     def device_cap(self) -> int:
-        """Cap in bytes on the arena that operations run in."""
+        """Cap in bytes on the memory that operations run in, on each device."""
         cap = self.tiers.top.arena.cap
         assert cap is not None
         return cap

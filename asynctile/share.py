@@ -21,7 +21,7 @@ from asynctile.storage.sizes import format_size
 
 
 class Share:
-    """A part of a device's memory and time for models, trainers and servers. `Engine` and `Engine.share` make shares."""
+    """A part of the devices' memory and time for models, trainers and servers. `Engine` and `Engine.share` make shares."""
 
     def __init__(self, life: Lifetime, tell: Tell, options: TierOptions, runtime: Runtime | None = None) -> None:
         self._life = life
@@ -49,8 +49,8 @@ class Share:
 
     @property
     def device(self) -> str:
-        """The name of the device: "cpu", "emulated" or "cuda:N", also if "auto" was asked for."""
-        return self._life.device.name
+        """The name of the device: "cpu", "emulated" or "cuda:N", also if "auto" was asked for. Of several: "emulated*4"."""
+        return self._life.device_name
 
     @property
     def precision(self) -> str:

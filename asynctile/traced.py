@@ -9,7 +9,7 @@ from asynctile.share import Share
 
 
 class Traced(Share):
-    """The share that can be traced: the engine itself. A trace holds everything that runs on its device."""
+    """The share that can be traced: the engine itself. A trace holds everything that runs on its devices."""
 
     def start_trace(self, path: str | os.PathLike[str] | None = None) -> None:
         """Record from now on what every stream runs and waits for, to be viewed in Perfetto or chrome://tracing.
@@ -30,7 +30,7 @@ class Traced(Share):
                 raise ValueError(f"a trace of this engine goes on, in {before.path or 'a file without a name'}: call "
                                  "stop_trace() before another start_trace()")
             before.stop()
-        self._life.trace = Trace(self._life.device.streams(), name, self._memory_in_use)
+        self._life.trace = Trace(self._life.streams(), name, self._memory_in_use)
 
     def stop_trace(self) -> TraceSummary:
         """End the trace and complete its file. Blocks until the file is written: call it in a thread beside a running loop.

@@ -7,9 +7,10 @@ model or a text.
 from __future__ import annotations
 
 import math
-import re
 
 from asynctile.cli.options import CONSTANT, Options
+from asynctile.device.names import drivable
+from asynctile.errors import DeviceError
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
 from asynctile.program.precision import PRECISIONS
@@ -20,7 +21,6 @@ __all__ = ["check_fit", "steps_of"]
 MOST_STEPS = 1 << 63
 #: Limit of --sample-tokens: a sample is written at every validation, and takes time in proportion to this number.
 MOST_SAMPLE_TOKENS = 1_000
-_DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
 
 def check_fit(options: Options) -> Options:
@@ -78,20 +78,30 @@ def _check_trace(options: Options) -> None:
 
 def _check_placement(options: Options) -> None:
     device, precision = options.device, options.precision
-    if not _DEVICE.fullmatch(device):
-        raise ValueError(f"unknown --device {device}; expected auto, cpu, emulated or cuda:N")
+    kind = _kind_of(device)
     if options.spill is None and options.spill_limit is not None:
         raise ValueError("--spill-limit without --spill: name the folder with --spill, or leave --spill-limit out")
     if precision not in PRECISIONS:
         raise ValueError(f"unknown --precision {precision}; expected fp32, tf32 or bf16")
-    if precision != "fp32" and device in ("cpu", "emulated"):
+    if precision != "fp32" and kind in ("cpu", "emulated"):
         raise ValueError(f"--precision {precision} needs --device cuda:N; use --precision fp32 on {device}")
     if device == "cpu" and options.device_memory is not None:
         raise ValueError("--device-memory does not go with --device cpu, where RAM is the device; use --host-memory")
-    if device != "emulated" and options.link_rate is not None:
+    if kind != "emulated" and options.link_rate is not None:
         raise ValueError(f"--link-rate does not go with --device {device}; leave it out, or use --device emulated")
     if options.update not in UPDATES:
         raise ValueError(f"unknown --update {options.update}; expected {', '.join(UPDATES)}")
+
+
+def _kind_of(device: str) -> str:
+    """Return the name of the first device that --device names. ValueError for a name that no engine accepts."""
+    try:
+        return drivable(device)[0]
+    except DeviceError:
+        raise ValueError(f"unknown --device {device}; expected auto, cpu, emulated or cuda:N, or several, such as "
+                         "emulated*2") from None  # fmt: skip
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
 
 
 def _check_batch(options: Options) -> None:

@@ -50,7 +50,7 @@ def run(given: dict[str, Any]) -> int:
 def _devices() -> list[tuple[str, str]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rows = [("cpu", f"{_processor()}, {counted(threads, 'thread')}"),
-            ("emulated", "the same processor, with its own arena and link")]
+            ("emulated", "the same processor, with its own arena and link; emulated*N: N such devices, which divide the cores")]
     return [*rows, *(row for index in range(max(gpu_count(), 1)) for row in _gpu(f"cuda:{index}"))]
 
 

@@ -130,12 +130,12 @@ class Options:
         group=_VALIDATION, changeable=True)
 
     device: str = option(
-        "auto", values.name, "NAME", "cpu, emulated, cuda:N, or auto: a GPU if there is one, else cpu (default: {default})",
-        group=_PLACE, changeable=True,
-        plans=True)
+        "auto", values.name, "NAME",
+        "cpu, emulated, cuda:N, or auto: a GPU if there is one, else cpu; emulated*N for N emulated devices over one RAM "
+        "(default: {default})", group=_PLACE, changeable=True, plans=True)
     device_memory: int | None = option(
         None, values.size_or_none, "SIZE",
-        "most bytes to use on the device; not for cpu, where RAM is the device (default: on a GPU, all that is free but 768 "
+        "most bytes to use on each device; not for cpu, where RAM is the device (default: on a GPU, all that is free but 768 "
         "MiB; on emulated, half of the RAM that tiles may take)", group=_PLACE, changeable=True, plans=True)
     host_memory: int | None = option(
         None, values.size_or_none, "SIZE",

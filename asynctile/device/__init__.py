@@ -6,40 +6,57 @@ GPU.
 
 from __future__ import annotations
 
-import re
+from contextlib import ExitStack
 
 from asynctile.device.base import Device
 from asynctile.device.cpu import CpuDevice
 from asynctile.device.cuda import CudaDevice
 from asynctile.device.cupy_driver import gpu_count, gpu_title, open_driver
 from asynctile.device.emulated import EmulatedDevice
-from asynctile.errors import DeviceError
+from asynctile.device.names import ALL_GPUS, AUTO, drivable
+from asynctile.device.workers import Siblings
 from asynctile.program.precision import check_precision
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "gpu_title", "open_device", "resolved"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "gpu_title", "open_device", "open_devices", "resolved"]
 
 
 def resolved(name: str) -> str:
-    """Return the device that "auto" stands for on this machine, and any other name unchanged."""
-    if name != "auto":
+    """Return the devices that "auto" and "cuda:all" stand for on this machine, and any other name unchanged."""
+    if name == ALL_GPUS:
+        return f"cuda:0-{gpu_count() - 1}" if gpu_count() > 1 else "cuda:0"
+    if name != AUTO:
         return name
     return "cuda:0" if gpu_count() else "cpu"
 
 
-def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
-    """Open the device called `name`: "auto", "cpu", "emulated" or "cuda:N".
+def open_devices(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> tuple[Device, ...]:
+    """Open the devices that `name` names (names.py), all of them or none.
 
-    "auto" is the first GPU, or the CPU where there is none. link_rate: bytes a second each way, for "emulated" only. precision:
-    "fp32", or on a GPU also "tf32" and "bf16".
+    "auto" is the first GPU, or the CPU where there is none. link_rate: bytes a second each way of each device, for "emulated"
+    only. precision: "fp32", or on a GPU also "tf32" and "bf16".
 
-    Raises DeviceError if the device is not there, and ValueError if another device is given a link_rate.
+    Raises DeviceError if a device is not there, and ValueError for a wrong name and if another device is given a link_rate.
     """
-    kind = resolved(name)
-    if not re.fullmatch("cpu|emulated|cuda(:[0-9]+)?", kind):
-        raise DeviceError(f"unknown device {name!r}: expected 'auto', 'cpu', 'emulated' or 'cuda:N'")
-    if link_rate is not None and kind != "emulated":
+    names = drivable(resolved(name))
+    if link_rate is not None and names[0] != "emulated":
         raise ValueError(f"link_rate works only with device='emulated', not with {name!r}; leave it out")
-    check_precision(precision, kind)
-    if kind.startswith("cuda"):
-        return CudaDevice(open_driver(kind), precision)
-    return EmulatedDevice(link_rate) if kind == "emulated" else CpuDevice()
+    check_precision(precision, names[0])
+    siblings, opened = Siblings(len(names)), list[Device]()
+    with ExitStack() as undo:
+        for number, one in enumerate(names):
+            if one.startswith("cuda"):
+                device: Device = CudaDevice(open_driver(one), precision)
+            elif one == "emulated":
+                device = EmulatedDevice(link_rate, siblings=siblings, number=number)
+            else:
+                device = CpuDevice()
+            undo.callback(device.close)
+            opened.append(device)
+        undo.pop_all()
+    return tuple(opened)
+
+
+def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
+    """Do the same as `open_devices` with the name of one device."""
+    (device,) = open_devices(name, link_rate=link_rate, precision=precision)
+    return device

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from asynctile.device.names import joined
 from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
 from asynctile.schedule.schedule import Kind
@@ -174,6 +175,16 @@ class Device(Protocol):
 
         patience_s: how long to wait for each stream. After that its threads are left behind.
         """
+
+
+def streams_of(devices: Sequence[Device]) -> list[TracedRunner]:
+    """Return the streams of all these devices, in order."""
+    return [stream for device in devices for stream in device.streams()]
+
+
+def name_of(devices: Sequence[Device]) -> str:
+    """Return the name of all these devices together, such as "emulated*4"."""
+    return joined([device.name for device in devices])
 
 
 def address_of(array: Any) -> int:

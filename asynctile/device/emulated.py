@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.base import Workers
-from asynctile.device.workers import WorkerDevice
+from asynctile.device.workers import Siblings, WorkerDevice
 from asynctile.storage.limits import spare_memory
 from asynctile.storage.tile import corner
 from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
@@ -46,15 +46,17 @@ class EmulatedDevice(WorkerDevice):
     name = "emulated"
     has_link = True
 
-    def __init__(self, link_rate: int | None = None, threads: int | None = None) -> None:
-        super().__init__(threads)
-        self._up = OneWay("upload", link_rate, self._lock)
-        self._down = OneWay("download", link_rate, self._lock)
+    def __init__(
+        self, link_rate: int | None = None, threads: int | None = None, siblings: Siblings | None = None, number: int = 0
+    ) -> None:
+        super().__init__(threads, siblings, number)
+        self._up = OneWay(self._called("upload"), link_rate, self._lock)
+        self._down = OneWay(self._called("download"), link_rate, self._lock)
         self.workers = Workers(self.threads, link_rate, link_rate)
 
     def budget(self, wanted: int | None) -> int | None:
-        """Return the cap that was asked for, or by default half of the RAM for tiles: the tier below is in RAM too."""
-        return spare_memory() // 2 if wanted is None else wanted
+        """Return the cap that was asked for. By default all siblings get half of the RAM for tiles: below them is RAM, too."""
+        return spare_memory() // 2 // self._siblings.count if wanted is None else wanted
 
     def upload(
         self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None

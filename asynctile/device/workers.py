@@ -19,21 +19,41 @@ from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
 
+class Siblings:
+    """The devices of one engine, `count` of them, which share the cores of the machine.
+
+    lock: of their streams, whose tasks wait for one another. kernels: the functions that all of them call.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.lock = threading.Lock()
+        self.kernels = dict(kernels.KERNELS)
+
+    @property
+    def threads(self) -> int:
+        """The threads of each device: its part of the cores, at least one."""
+        return max(1, len(os.sched_getaffinity(0)) // self.count)
+
+
 class WorkerDevice(HostMemory):
     """A compute stream with one thread per core, and slots in anonymous memory.
 
     Kernels are serial; tiles give the parallelism.
+    siblings: the devices of its engine, of which it is device `number`. They divide the cores among them.
     """
 
     name = "workers"
     has_link = False
     grain = FINE
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or len(os.sched_getaffinity(0))
-        self.kernels = dict(kernels.KERNELS)
-        self._lock = threading.Lock()
-        self._compute = Stream("compute", self._lock, self.threads)
+    def __init__(self, threads: int | None = None, siblings: Siblings | None = None, number: int = 0) -> None:
+        self._siblings = siblings = siblings or Siblings()
+        self._number = number
+        self.threads = threads or siblings.threads
+        self.kernels = siblings.kernels
+        self._lock = siblings.lock
+        self._compute = Stream(self._called("compute"), self._lock, self.threads)
         self._others: list[Stream] = []
         self.workers: Workers | None = Workers(self.threads)
         self.recorder: GraphRecorder | None = None
@@ -90,6 +110,10 @@ class WorkerDevice(HostMemory):
 
     def streams(self) -> list[TracedRunner]:
         return [self._compute, *self._others]
+
+    def _called(self, stream: str) -> str:
+        """Return the name of a stream of this device, which no sibling has for a stream of its own."""
+        return stream if self._siblings.count == 1 else f"{stream}:{self._number}"
 
     def close(self, patience_s: float | None = None) -> None:
         for stream in self.streams():

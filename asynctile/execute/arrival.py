@@ -7,16 +7,17 @@ says which slot is which place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
 from asynctile.launch.assembly import Assembly
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
-from asynctile.program.operation import WRITE
+from asynctile.program.operation import READ, WRITE
+from asynctile.program.part import parts_of
 from asynctile.program.program import Program
-from asynctile.schedule.schedule import NOBODY, TOP, Place, Schedule, Standing
+from asynctile.schedule.schedule import NOBODY, RAM, Place, Schedule, Standing
 from asynctile.schedule.start import IN_SLOT, Stands, Start
 from asynctile.schedule.uses import tiles_of
 from asynctile.storage.residency import ABSENT, DIRTY, Residency
@@ -42,9 +43,10 @@ async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.nda
 
 def make_room(tiers: Tiers, schedule: Schedule) -> None:
     """Give each tile of the schedule that has no bytes in a tier with slots its slot there: the program will write them."""
+    unwritten = {one.tile for one in schedule.start if not tiers.copies.is_written(one.tile)}
     for number, tier in enumerate(tiers.from_the_top()):
         if not tier.arena.packed:
-            wanted = [tier.of(tile) for tile in in_slots(schedule.start, number)]
+            wanted = [tier.of(tile) for tile in in_slots(schedule.start, number) if tile in unwritten or tier is tiers.host]
             for residency in wanted:
                 if residency.slot is None and residency.state is ABSENT:
                     tier.admit((residency,), WRITE)
@@ -64,7 +66,7 @@ def can_begin(schedule: Schedule, start: Start) -> bool:
 
     More of the program's tiles may stand there if they are clean, so that they can leave without a copy.
     """
-    given, own = set(schedule.program.inputs.values()), set(schedule.program.standing)
+    given, known = set(schedule.program.inputs.values()), {(one.tier, one.tile) for one in schedule.start}
     wanted = {(one.tier, one.tile): one for one in schedule.start if one.place is not None and one.tile not in given}
     for tier, stands in enumerate(start.tiers):
         for tile, offset, changed in stands:
@@ -72,7 +74,7 @@ def can_begin(schedule: Schedule, start: Start) -> bool:
             if tile in given:
                 continue
             if one is None or one.place is None:
-                if changed or tile not in own:
+                if changed or (tier, tile) not in known:
                     return False
             elif offset not in (IN_SLOT, one.place.index) or (changed and one.state is not DIRTY):
                 return False
@@ -82,14 +84,17 @@ def can_begin(schedule: Schedule, start: Start) -> bool:
 def start_of(tiers: Tiers, program: Program) -> Start:
     """Return where a run of `program` would begin. Nothing may be in flight."""
     own = [tile for tile in tiles_of(program) if tile.persistent]
-    there, found = own, []
-    for tier in tiers.from_the_top():
-        stands = _standing(tier, there)
-        found.append(tuple(_stands(tier, one, in_ram=tier is not tiers.top) for one in stands))
-        there = list(dict.fromkeys([*own, *(one.tile for one in stands)]))
-    given, stood = set(program.inputs.values()), {one.tile for stands in found for one in stands}
-    unwritten = {tile for tile in own if tile not in given and tile not in stood and tiers.top.of(tile).state is ABSENT}
-    return Start(tuple(found), frozenset(unwritten))
+    found = {top: _standing(top, own) for top in tiers.tops}
+    if tiers.link is not None:
+        above = (one.tile for stands in found.values() for one in stands)
+        found[tiers.host] = _standing(tiers.host, dict.fromkeys((*own, *above)))
+    stood = {one.tile for stands in found.values() for one in stands}
+    stood.update(program.inputs.values())
+    unwritten = {tile for tile in own if tile not in stood and not tiers.copies.is_written(tile)}
+    return Start(
+        tuple(tuple(_stands(tier, one, in_ram=tier not in tiers.tops) for one in found[tier]) for tier in tiers.from_the_top()),
+        frozenset(unwritten),
+    )
 
 
 def _standing(tier: Tier, tiles: Iterable[Tile]) -> list[Residency]:
@@ -120,7 +125,7 @@ def error_of(tiers: Tiers, program: Program) -> BaseException | None:
 
 def _writes(tiers: Tiers, tile: Tile) -> Iterable[StreamEvent]:
     """Yield the events of the last writes of a tile's newest bytes, from the top down."""
-    for tier in tiers.from_the_top():
+    for tier in tiers.caps.tiers:
         residency = tier.of(tile)
         if residency.slot is not None and residency.written is not None:
             yield residency.written
@@ -141,7 +146,7 @@ def stand(
     slots: the slot of each place. failure: returns the error of an entry, None if it went well.
     """
     found = list(stands)
-    in_ram = {one.tile for one in found if one.tier != TOP}
+    in_ram = {one.tile for one in found if one.tier == RAM}
     for number, tier in enumerate(tiers.from_the_top()):
         here = [one for one in found if one.tier == number]
         tier.assume([
@@ -150,10 +155,43 @@ def stand(
         ])  # fmt: skip
         for one in here:
             residency = tier.of(one.tile)
-            if number == TOP and tiers.link is not None and residency.backing is None and one.tile in in_ram:
-                residency.backing = tiers.link.take(residency)
+            if tier is not tiers.host and residency.backing is None and one.tile in in_ram:
+                residency.backing = tiers.host.of(one.tile)
             residency.written = _failed(failure, one.written)
             residency.saved = _failed(failure, one.saved)
+
+
+def unknown(tiers: Tiers, stands: Collection[Standing]) -> bool:
+    """Return whether a device has copies of tiles of `stands` that are not among them. A single device has none."""
+    if len(tiers.tops) == 1:
+        return False
+    known, tiles = {(one.tier, one.tile) for one in stands}, {one.tile for one in stands}
+    return any(
+        residency.tile in tiles and (number, residency.tile) not in known
+        for number, tier in enumerate(tiers.from_the_top()) if tier is not tiers.host for residency in tier.ledger.resident
+    )  # fmt: skip
+
+
+def in_the_way(tiers: Tiers, program: Program) -> list[Residency]:
+    """Return the copies on devices that a schedule of the program may not find there.
+
+    A tile that several devices use must not be newer on one of them when a run begins. And a device that does not use a tile
+    must have no copy of it that is newer, or that becomes older.
+    """
+    if len(tiers.tops) == 1:
+        return []
+    parts, found = parts_of(program), []
+    standing = set(program.standing)
+    written = {tile for entry in program.entries for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
+    for number, top in enumerate(tiers.tops):
+        own = set(parts[number].program.standing) if number < len(parts) else set()
+        alone = own.difference(parts[number].shared) if own else own
+        for residency in top.ledger.resident:
+            kept = own if residency.state is not DIRTY else alone
+            harmless = residency.state is not DIRTY and residency.tile not in written
+            if residency.tile in standing and residency.tile not in kept and not harmless:
+                found.append(residency)
+    return found
 
 
 def _failed(failure: Callable[[int], BaseException | None], entry: int) -> StreamEvent | None:

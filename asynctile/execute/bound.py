@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from asynctile.errors import AsynctileError
-from asynctile.execute.arrival import in_slots, stand
+from asynctile.execute.arrival import in_slots, stand, unknown
 from asynctile.execute.template import Kernels, Template
 from asynctile.execute.transfers import Transfers
 from asynctile.launch.assembly import check_value
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.schedule.schedule import DISK, RESULT, Place, Schedule, Standing
+from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Place, Schedule, Standing
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import align
 from asynctile.storage.pool import Pool
@@ -38,7 +38,7 @@ class Bound:
     played: object that its runner is given.
     unwritten: its tiles that nobody had written before its first complete run.
     results: memory for its fetches, `results_nbytes` of it; others may use it between two runs.
-    others_nbytes: by tier from the top down, bytes of slots that tiles of other programs have.
+    others_nbytes: by the number of the tier, bytes of slots that tiles of other programs have.
     numbers: numbers that kernels report, float64 by the program's indices.
     transfers: its transfers, which the host carries out.
     """
@@ -110,8 +110,7 @@ class Bound:
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
         """Return the arrays of the inputs that have slots in RAM."""
         tiers, inputs = self.tiers, set(self.schedule.program.inputs.values())
-        lowest = len(tiers.from_the_top()) - 1
-        found = in_slots((one for one in stands if one.tile in inputs), lowest)
+        found = in_slots((one for one in stands if one.tile in inputs), TOP if tiers.link is None else RAM)
         return {
             tile: tiers.host.memory.array(self.slots[one.place], tile.shape, tile.dtype)
             for tile, one in found.items() if one.place is not None
@@ -147,6 +146,8 @@ class Bound:
             own.add(slot)
         free = {slot for tier in tiers for slot in tier.arena.free_slots()}
         if not free.issuperset(slot for slot in self.slots.values() if slot not in own):
+            return False
+        if unknown(self.tiers, self.schedule.start):
             return False
         self._look()
         return True

@@ -69,5 +69,5 @@ class FailedJob:
 
     async def abandon(self) -> list[Tile]:
         self._assembly.release(self.program.inputs.values())
-        top = self._assembly.tiers.top
-        return [tile for tile in self.program.standing if not top.rescue(top.of(tile))]
+        copies = self._assembly.tiers.copies
+        return [tile for tile in self.program.standing if not copies.rescue(tile)]

@@ -120,7 +120,7 @@ class ScheduledJob:
         written = {one.tile for one in standing if max(one.written, one.saved) != NOBODY}
         self._assembly.release(tile for tile in self._bound.unwritten if tile not in written)
         self._assembly.release((*schedule.program.temporaries, *schedule.program.inputs.values()))
-        return [tile for tile in schedule.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
+        return [tile for tile in schedule.program.standing if not tiers.copies.rescue(tile)]
 
     async def _release(self, stretches: int) -> None:
         """Let stretches 0 to `stretches` - 1 begin, and wait until they are handed over, not until they have run."""
@@ -179,11 +179,12 @@ class ScheduledJob:
         """Count the moves and operations among the entries that ran, and the peaks."""
         template, tiers = self._bound.template, self._assembly.tiers
         counts = template.counts(self._player.statuses == OK)
-        tiers.top.loaded_nbytes += counts.uploaded
-        tiers.top.written_nbytes += counts.downloaded
+        for tier, uploaded, downloaded in zip(tiers.tops, counts.uploaded, counts.downloaded, strict=False):
+            tier.loaded_nbytes += uploaded
+            tier.written_nbytes += downloaded
         tiers.host.loaded_nbytes += counts.read
         tiers.host.written_nbytes += counts.written
         self._assembly.lanes[DEVICE].operations += counts.operations
         self._assembly.lanes[DEVICE].fetched_nbytes += counts.fetched
-        for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=True):
+        for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=False):
             tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.execute.arrival import can_begin, error_of, fill, leave_clean, make_room, start_of
+from asynctile.execute.arrival import can_begin, error_of, fill, in_the_way, leave_clean, make_room, start_of
 from asynctile.execute.bound import Bound, results_nbytes
 from asynctile.execute.graphs.recording import Recording
 from asynctile.execute.graphs.replayer import Replayer
@@ -38,7 +38,6 @@ from asynctile.schedule.schedule import Schedule
 from asynctile.schedule.start import Start
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
-from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import Tile
 
 #: Most bytes that a played program may fetch: they pass through memory of this size, which the whole share uses.
@@ -115,7 +114,7 @@ class Schedules:
         """Raise AsynctileError if the program reads a tile first that has never been written."""
         given = set(program.inputs.values())
         for tile in program.first_uses:
-            if tile not in given and self._tiers.top.of(tile).state is ABSENT:
+            if tile not in given and not self._tiers.copies.is_written(tile):
                 raise never_written(tile)
 
     def _may_play(self, program: Program) -> bool:
@@ -124,7 +123,7 @@ class Schedules:
             self._is_on()
             and self._templates.may_play(program)
             and results_nbytes(program) <= MOST_FETCHED
-            and not any(stream.trace is not None for stream in self._tiers.device.streams())
+            and not any(stream.trace is not None for stream in self._tiers.streams())
         )
 
     def _is_right(self, bound: Bound) -> bool:
@@ -138,6 +137,7 @@ class Schedules:
             self._let_go(self._bounds.pop(program))
             before = None
         if before is None:
+            await self._gather(program)
             await self._tiers.caps.cut_for_schedule(demand)
         plays = (again or self._templates.has(program)) and self._may_play(program) and self._has_players()
         unwritten = self._unwritten(program) if before is None else before.unwritten
@@ -160,6 +160,13 @@ class Schedules:
         assert bound is not None, "coroutines are always ready"
         return bound
 
+    async def _gather(self, program: Program) -> None:
+        """Let devices give up the tiles whose copies are in the way of the program: RAM then has the newest bytes."""
+        tiers = self._tiers
+        if in_the_way(tiers, program):
+            await tiers.caps.unpack()  # RAM must have slots
+            tiers.copies.give_up(in_the_way(tiers, program))
+
     def _runner(self, bound: Bound, outputs: Mapping[str, np.ndarray]) -> Executor:
         """Return the executor of `bound`."""
         self._templates.used(bound.schedule.program)
@@ -167,7 +174,7 @@ class Schedules:
             self._attach(bound)
             return self._player()
         tiers = self._tiers
-        return Issuer(bound.played, tiers.device, tiers.run_ahead, tiers.gate, outputs)
+        return Issuer(bound.played, tiers.devices, tiers.run_ahead, tiers.gate, outputs)
 
     async def _bind(
         self, template: Template, inputs: Mapping[str, np.ndarray], before: Bound | None, unwritten: Collection[Tile]
@@ -194,7 +201,7 @@ class Schedules:
     def _unwritten(self, program: Program) -> Collection[Tile]:
         """Return the standing tiles without bytes, except inputs. The program writes them before it reads them."""
         given = set(program.inputs.values())
-        return {tile for tile in program.standing if tile not in given and self._tiers.top.of(tile).state is ABSENT}
+        return {tile for tile in program.standing if tile not in given and not self._tiers.copies.is_written(tile)}
 
     async def _arrive(self, steady: Schedule, inputs: Mapping[str, np.ndarray]) -> Start | None:
         """Put the inputs in place; return where the tiles stand, or None if that is where the schedule `steady` begins."""
@@ -297,7 +304,7 @@ class Schedules:
         if tiers.device.recorder is not None:
             return Replayer(tiers.device, tiers.run_ahead, tiers.gate, lambda: tiers.is_shared)
         assert workers is not None
-        return Workers(workers.threads, workers.up_rate, workers.down_rate)
+        return Workers(workers.threads, workers.up_rate, workers.down_rate, len(tiers.devices))
 
 
 class _Unarrived(Exception):

@@ -19,7 +19,7 @@ from asynctile.storage.sizes import format_size
 
 
 def space_of(arenas: Sequence[Arena], asked: Sequence[Demand], *, spills: bool, prefetch: int, rates: Rates) -> Space:
-    """Return the space in `arenas`, from the top down, cut for the demands in `asked`, as `decide` takes it.
+    """Return the space in `arenas`, cut for the demands in `asked` on a device and on RAM, as `decide` takes it.
 
     spills: whether a disk is below RAM. prefetch: the depth. rates: of device and host.
     """
@@ -51,7 +51,8 @@ def must_decide(program: Program, space: Space, arenas: Sequence[Arena], asked: 
     """Return the schedule of `program`; BudgetError if there is none."""
     schedule = decide(program, space)
     if schedule is None:
-        caps = " and ".join(f"{arena.argument} of {format_size(arena.cap)}" for arena in arenas if arena.cap is not None)
+        limits = [f"{arena.argument} of {format_size(arena.cap)}" for arena in arenas if arena.cap is not None]
+        caps = " and ".join(dict.fromkeys(limits))  # devices have equal caps
         raise BudgetError(f"{program.name} does not fit into {caps}: not all its tiles find a place; {arenas[0].remedy} or "
                           "choose a smaller tile", floor=asked[0].floor_nbytes)  # fmt: skip
     return schedule

@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 
 from asynctile.device.base import Device
 from asynctile.memory.placed import Placed
-from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule
+from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule, Scheduled
 
 Kernels = Mapping[str, Callable[..., None]]
-#: Index of bytes written to the file among the counts; the others are counted by kind.
-_WRITTEN = len(Kind)
+#: Index of bytes written to the file among the counts of a device; the others are counted by kind. Number of its counts.
+_WRITTEN, _WAYS = len(Kind), len(Kind) + 1
 
 
 class Counts(NamedTuple):
     """Amounts of work: number of operations, and bytes moved.
 
-    uploaded, downloaded: over the link.
+    uploaded, downloaded: over the link of each device.
     read, written: between RAM and the spill file.
     fetched: results for the host.
     """
 
     operations: int
-    uploaded: int
-    downloaded: int
+    uploaded: tuple[int, ...]
+    downloaded: tuple[int, ...]
     read: int
     written: int
     fetched: int
@@ -52,8 +52,8 @@ class Template:
         self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier != DISK]
         self._numbers: np.ndarray | None = None
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
-        # By kind, except that transfers to the file are writes.
-        self._ways = np.array([_WRITTEN if entry.places[0].tier == DISK else entry.kind for entry in schedule.entries])
+        self._ways = np.array([_way(entry) for entry in schedule.entries])
+        self._devices = 1 + int(self._ways.max(initial=0)) // _WAYS
         self._totals = self._summed(self._amounts)
 
     def bound(self, arrays: Arrays, numbers: np.ndarray) -> Any:
@@ -74,6 +74,20 @@ class Template:
         return self._totals if ran.all() else self._summed(self._amounts * ran)
 
     def _summed(self, amounts: NDArray[np.int64]) -> Counts:
-        found = np.bincount(self._ways, amounts, minlength=len(Kind) + 1).astype(np.int64).tolist()
-        ways = Kind.OPERATION, Kind.UPLOAD, Kind.DOWNLOAD, Kind.TRANSFER, _WRITTEN, Kind.FETCH
-        return Counts(*(found[way] for way in ways))
+        found = np.bincount(self._ways, amounts, minlength=_WAYS * self._devices).astype(np.int64).reshape(-1, _WAYS)
+        all_ways = found.sum(axis=0).tolist()
+        return Counts(
+            operations=all_ways[Kind.OPERATION],
+            uploaded=tuple(found[:, Kind.UPLOAD].tolist()),
+            downloaded=tuple(found[:, Kind.DOWNLOAD].tolist()),
+            read=all_ways[Kind.TRANSFER],
+            written=all_ways[_WRITTEN],
+            fetched=all_ways[Kind.FETCH],
+        )
+
+
+def _way(entry: Scheduled) -> int:
+    """Return the index at which an entry is counted: by its kind, transfers to the file apart, copies over a link by device."""
+    if entry.kind is Kind.UPLOAD or entry.kind is Kind.DOWNLOAD:
+        return entry.kind + _WAYS * entry.device
+    return _WRITTEN if entry.places[0].tier == DISK else entry.kind

@@ -90,6 +90,4 @@ class Transfers:
             return
         if residency.backing is None:
             residency.backing = self._link.take(residency)
-        above = self._tiers.top.of(tile)
-        if self._tiers.link is not None and above.backing is None:  # so that the block is freed with the tile
-            above.backing = self._tiers.link.take(above)
+        self._tiers.copies.place(tile)  # so that the block is freed with the tile

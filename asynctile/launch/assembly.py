@@ -20,7 +20,7 @@ from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.program.program import Fetch
 from asynctile.storage.ledger import never_written
 from asynctile.storage.move import Move
-from asynctile.storage.residency import ABSENT, REPLACE, Residency
+from asynctile.storage.residency import Residency
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, unfinished
 
@@ -29,17 +29,18 @@ class Assembly:
     """The tiers and lanes of one share.
 
     tiers: where tiles stand.
-    lanes: by the device that an operation names.
+    lanes: by the device that an operation names. Single operations of any device run on the first one.
     inputs: tiles that nobody has written yet, and the coroutines that wait for them.
     """
 
     def __init__(self, tiers: Tiers) -> None:
         device, self.tiers = tiers.device, tiers
         self.run_ahead = tiers.run_ahead
-        self.inputs = Inputs(tiers.top, tiers.run_ahead)
+        self.inputs = Inputs(tiers.copies, tiers.run_ahead)
         parts = self.inputs, tiers.run_ahead
-        lane = Lane(device, tiers.top, *parts)
-        self.lanes: dict[str, Lane] = {DEVICE: lane, HOST: lane}
+        #: a lane for each device: results are read from any of them
+        self._of_devices = [Lane(one, top, *parts) for one, top in zip(tiers.devices, tiers.tops, strict=True)]
+        self.lanes: dict[str, Lane] = dict.fromkeys((DEVICE, HOST), self._of_devices[0])
         #: where operations report a number that nobody asked for
         self._scratch = device.numbers(1)
         if tiers.link is not None:
@@ -48,12 +49,12 @@ class Assembly:
     @property
     def operations(self) -> int:
         """Number of operations enqueued so far."""
-        return sum(lane.operations for lane in set(self.lanes.values()))
+        return sum(lane.operations for lane in {*self.lanes.values(), *self._of_devices})
 
     @property
     def fetched_nbytes(self) -> int:
         """Bytes of results copied to the host so far."""
-        return self.lanes[DEVICE].fetched_nbytes
+        return sum(lane.fetched_nbytes for lane in self._of_devices)
 
     async def launch(self, operation: Operation, number: np.ndarray | None) -> StreamEvent:
         """Enqueue one operation outside a program; return its event. number: where it reports its number.
@@ -64,6 +65,7 @@ class Assembly:
             number = self._scratch
         tiers = self.tiers
         await tiers.caps.unpack()
+        tiers.copies.bring_down(operation.operands)
         if tiers.link is not None:
             self.lanes[DEVICE].on_use = tiers.link.used if tiers.host.arena.divided else None
         return await self.lanes[operation.device].perform(operation, self.tiers.positions.alone(), number)
@@ -94,33 +96,32 @@ class Assembly:
 
     async def read(self, tile: Tile) -> np.ndarray:
         """Return a copy of a tile's newest bytes. Nothing may be in flight."""
-        tiers = self.tiers
-        residency = tiers.top.of(tile)
-        if residency.state is ABSENT:
+        tiers, copy = self.tiers, np.empty(tile.shape, tile.dtype)
+        if not tiers.copies.is_written(tile):
             raise never_written(tile)
-        copy = np.empty(tile.shape, tile.dtype)
-        if residency.slot is None:
+        device = tiers.copies.device_of(tile)
+        if device is None:
             await self._make_place(tile)
-        if tiers.link is None or residency.slot is not None:
-            fetch = Fetch(tile, "", ())
-            await self._arrived(await self.lanes[DEVICE].perform(fetch, residency.next_use, copy), residency)
-            return copy
-        in_ram: Residency = residency.backing
-        if in_ram.slot is None:
-            tiers.host.admit((in_ram,), READ)
-            tiers.host.ledger.used(in_ram, residency.next_use, False)
-        if in_ram.written is not None:
-            await self._arrived(in_ram.written, residency)
-        np.copyto(copy, in_ram.array)
+        if device is None and tiers.link is not None:
+            await self._read_in_ram(tile, copy)
+        else:
+            lane = self._of_devices[device or 0]
+            await self._arrived(await lane.perform(Fetch(tile, "", ()), lane.tier.of(tile).next_use, copy), tile)
         return copy
 
     def release(self, tiles: Iterable[Tile]) -> None:
         """Free tiles that will not be used again."""
-        top = self.tiers.top
-        for tile in tiles:
-            residency = top.of(tile)
-            if residency.slot is not None or residency.backing is not None:
-                top.release(residency)
+        self.tiers.copies.release(tiles)
+
+    async def _read_in_ram(self, tile: Tile, copy: np.ndarray) -> None:
+        """Copy the newest bytes of a tile that stands on no device."""
+        host, in_ram = self.tiers.host, self.tiers.copies.place(tile)
+        if in_ram.slot is None:
+            host.admit((in_ram,), READ)
+            host.ledger.used(in_ram, self.tiers.top.of(tile).next_use, False)
+        if in_ram.written is not None:
+            await self._arrived(in_ram.written, tile)
+        np.copyto(copy, in_ram.array)
 
     async def _make_place(self, tile: Tile) -> None:
         """Make sure that RAM has slots if the tile stands nowhere in RAM: between jobs nothing has planned a place for it."""
@@ -130,25 +131,16 @@ class Assembly:
 
     def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:
         """Return the tile's residency in RAM, with a slot, and the moves that gave it the slot now."""
-        tiers = self.tiers
-        residency = tiers.top.of(tile)
-        if tiers.link is not None:
-            if residency.backing is None:
-                residency.backing = tiers.link.take(residency)
-            residency = residency.backing
-        return residency, tiers.host.admit((residency,), WRITE)
+        residency = self.tiers.copies.place(tile)
+        return residency, self.tiers.host.admit((residency,), WRITE)
 
     def _was_put(self, tile: Tile, in_ram: Residency) -> None:
         """Note that the host has written the tile in RAM: every other copy of it is outdated."""
-        tiers = self.tiers
-        tiers.host.written_by(in_ram, None, tiers.positions.now)
-        if tiers.link is not None:
-            above = tiers.top.of(tile)
-            tiers.top.drop(above, REPLACE)
-            above.saved = None
+        self.tiers.host.written_by(in_ram, None, self.tiers.positions.now)
+        self.tiers.copies.replace(tile)
         self.inputs.announce((tile,))
 
-    async def _arrived(self, event: StreamEvent, residency: Residency) -> None:
+    async def _arrived(self, event: StreamEvent, tile: Tile) -> None:
         """Wait until the tile's bytes have come.
 
         If they fail to come, forget copies that are not whole, so that a later try starts afresh.
@@ -158,11 +150,11 @@ class Assembly:
         except Exception as error:
             await self.run_ahead.settle()
             if self.run_ahead.stalled is None:
-                self.tiers.top.rescue(residency)
+                self.tiers.copies.rescue(tile)
             if isinstance(error, TierError):
                 raise
             raise TierError(
-                f"tile {residency.name} cannot be read because the work that wrote it failed: {error}"
+                f"tile {tile.name} cannot be read because the work that wrote it failed: {error}"
             ) from error
         await self.run_ahead.settle()
 

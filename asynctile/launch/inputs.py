@@ -11,19 +11,18 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-from asynctile.memory.tier import Tier
+from asynctile.memory.copies import Copies
 from asynctile.program.operation import WRITE, Operation
 from asynctile.program.program import Entry
-from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RunAhead
 
 
 class Inputs:
-    """The awaited inputs of one share. top: tier that knows of every tile whether it has bytes anywhere."""
+    """The awaited inputs of one share. copies: know of every tile whether it has bytes anywhere."""
 
-    def __init__(self, top: Tier, run_ahead: RunAhead) -> None:
-        self._top = top
+    def __init__(self, copies: Copies, run_ahead: RunAhead) -> None:
+        self._copies = copies
         self._run_ahead = run_ahead
         #: futures of all and only the tiles that somebody waits for
         self.awaited: dict[Tile, asyncio.Future[None]] = {}
@@ -31,7 +30,7 @@ class Inputs:
     def missing(self, entry: Entry) -> Tile | None:
         """Return a tile that `entry` reads and that has not been written yet; None if there is none."""
         for tile, how in zip(entry.tiles, entry.access, strict=True):
-            if how != WRITE and self._top.of(tile).state is ABSENT:
+            if how != WRITE and not self._copies.is_written(tile):
                 return tile
         return None
 

@@ -103,7 +103,7 @@ async def measure_gpu(device: Device, dtype: np.dtype[Any], cap: int | None, cor
     nbytes = PROBED * edge**2 * dtype.itemsize
     if cap is not None and cap < nbytes:
         return None
-    tiers = Tiers(device, None, None, TierOptions(device_memory=nbytes, host_memory=nbytes))
+    tiers = Tiers((device,), None, None, TierOptions(device_memory=nbytes, host_memory=nbytes))
     try:
         await tiers.caps.cut(demand_of([], [Tile(f"probe[{index}]", (edge, edge), dtype) for index in range(PROBED)]))
         flops_per_s = await measure_gemms(tiers, dtype)

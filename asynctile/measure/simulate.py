@@ -26,9 +26,10 @@ from asynctile.storage.tile import Tile
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that one step moves, and its peak on a device.
+    """Bytes that one step moves, and its highest peak on a device.
 
-    uploaded, downloaded: between RAM and a device with memory of its own.
+    uploaded, downloaded: between RAM and devices with memory of their own.
+    busiest: the most that one link carries in one direction.
     fetched: results for the host, not counted in the two above.
     copied: within the memory that operations run in.
     copies: number of copies, over the link and within any memory.
@@ -40,6 +41,7 @@ class Traffic:
 
     uploaded_nbytes: int
     downloaded_nbytes: int
+    busiest_nbytes: int
     fetched_nbytes: int
     copied_nbytes: int
     copies: int
@@ -82,20 +84,22 @@ def simulate(
         arena.cut(wanted)
     space = space_of(arenas, asked, spills=spill, prefetch=prefetch, rates=rates)
     schedule = must_decide(program, space, arenas, asked)
-    peaks, top = schedule.peaks, arenas[TOP]
-    moved = _moved(schedule)
+    top, peak = arenas[TOP], max((schedule.peaks[TOP], *schedule.peaks[RAM + 1 :]))
+    moved, carried = _moved(schedule), _carried(schedule)
+    copied = sum(entry.nbytes for entry in schedule.entries if entry.kind is Kind.COPY and entry.places[0].tier != RAM)
     return Traffic(
-        uploaded_nbytes=moved[Kind.UPLOAD, TOP],
-        downloaded_nbytes=moved[Kind.DOWNLOAD, RAM],
+        uploaded_nbytes=sum(carried[Kind.UPLOAD]),
+        downloaded_nbytes=sum(carried[Kind.DOWNLOAD]),
+        busiest_nbytes=max(*carried[Kind.UPLOAD], *carried[Kind.DOWNLOAD]),
         fetched_nbytes=moved[Kind.FETCH, RESULT],
-        copied_nbytes=moved[Kind.COPY, TOP],
+        copied_nbytes=copied,
         copies=sum(entry.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.COPY, Kind.FETCH) for entry in schedule.entries),
         spill_read_nbytes=moved[Kind.TRANSFER, TOP] + moved[Kind.TRANSFER, RAM],
         spill_written_nbytes=moved[Kind.TRANSFER, DISK] + sum(align(tile.nbytes, PAGE) for tile in schedule.inputs_below()),
-        device_peak_nbytes=peaks[TOP] if has_link else 0,
+        device_peak_nbytes=peak if has_link else 0,
         spill_needed_nbytes=needed,
         divided=top.divided,
-        unused_nbytes=top.cap - peaks[TOP] if top.divided and top.cap is not None else 0,
+        unused_nbytes=top.cap - peak if top.divided and top.cap is not None else 0,
     )
 
 
@@ -113,3 +117,12 @@ def _moved(schedule: Schedule) -> Counter[tuple[Kind, int]]:
     for entry in schedule.entries:
         moved[entry.kind, entry.places[0].tier] += entry.nbytes
     return moved
+
+
+def _carried(schedule: Schedule) -> dict[Kind, list[int]]:
+    """Return the bytes that the link of each device carries, by direction."""
+    found = {kind: [0] * schedule.program.devices for kind in (Kind.UPLOAD, Kind.DOWNLOAD)}
+    for entry in schedule.entries:
+        if entry.kind in found:
+            found[entry.kind][entry.device] += entry.nbytes
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from asynctile.device.base import name_of
 from asynctile.launch.assembly import Assembly
 from asynctile.schedule.turns import Party
 
@@ -58,13 +59,15 @@ class StepTraffic(NamedTuple):
 class Statistics:
     """A snapshot of a share. Sizes are in bytes; counts begin with the share; a cap is None where there is none.
 
-    On cpu, RAM is the device, and device_* and uploaded_bytes are 0. Memory that an engine has lent to a share counts
-    there, and no more in the engine's caps; in the spill file it counts as used. A played step counts in operations and
-    bytes when it ends.
+    On cpu, RAM is the device, and device_* and uploaded_bytes are 0. On several devices, sizes of device memory are those of
+    one device, the one that holds most; operations and moved bytes are sums. Memory that an engine has lent to a share
+    counts there, and no more in the engine's caps; in the spill file it counts as used. A played step counts in operations
+    and bytes when it ends.
 
     share: its name, "engine" for the engine's own.
     spill_retries: transfers that succeeded after being repeated.
-    stall_s: seconds in which operations waited for copies and nothing else ran, for the device as a whole. On a GPU it
+    stall_s: seconds in which operations waited for copies and nothing else ran, for the device as a whole, averaged over
+        several devices. On a GPU it
         counts from `Engine.start_trace` and is nan before: measuring takes time there, and cannot be done in replayed
         steps.
     steps: training steps that updated the weights.
@@ -77,7 +80,7 @@ class Statistics:
         waits that have ended.
     turn_s: seconds in which the share had a job and the turn.
     turn_waited_s: seconds in which it had a job but not the turn.
-    queues: streams of the device as a whole, and the player of this share.
+    queues: streams of the devices as a whole, and the player of this share.
     """
 
     device: str
@@ -115,15 +118,16 @@ class Statistics:
 def traffic(assembly: Assembly) -> StepTraffic:
     """Return the share's moved bytes and stalled seconds until now, and its peaks. Safe from any thread."""
     tiers = assembly.tiers
-    top, host, spill, player = tiers.top, tiers.host, tiers.spill, tiers.player
-    linked = top is not host
+    host, spill, player = tiers.host, tiers.spill, tiers.player
+    above = tiers.tops if tiers.link is not None else ()
+    stalled_s = sum([device.stall_s() for device in tiers.devices]) / len(tiers.devices)
     return StepTraffic(
-        stall_s=tiers.device.stall_s() + (0.0 if player is None else player.stall_s),
-        uploaded_bytes=top.loaded_nbytes if linked else 0,
-        downloaded_bytes=(top.written_nbytes if linked else 0) + assembly.fetched_nbytes,
+        stall_s=stalled_s + (0.0 if player is None else player.stall_s),
+        uploaded_bytes=sum([top.loaded_nbytes for top in above]),
+        downloaded_bytes=sum([top.written_nbytes for top in above]) + assembly.fetched_nbytes,
         spill_read_bytes=0 if spill is None else spill.read_nbytes,
         spill_written_bytes=0 if spill is None else spill.written_nbytes,
-        device_peak_bytes=top.ledger.peak_nbytes if linked else 0,
+        device_peak_bytes=max([top.ledger.peak_nbytes for top in above], default=0),
         host_peak_bytes=host.ledger.peak_nbytes,
         spill_peak_bytes=0 if spill is None else spill.peak_nbytes,
     )
@@ -132,15 +136,14 @@ def traffic(assembly: Assembly) -> StepTraffic:
 def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counters, turn: Party) -> Statistics:
     """Return the statistics at this moment. Safe from any thread; loops over nothing but the streams."""
     tiers = assembly.tiers
-    device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill
-    linked = top is not host
-    player = tiers.player
-    runners = [*device.streams(), *([] if player is None else [player])]
+    host, spill, player = tiers.host, tiers.spill, tiers.player
+    above = tiers.tops if tiers.link is not None else ()
+    runners = [*tiers.streams(), *([] if player is None else [player])]
     return Statistics(
         **traffic(assembly)._asdict(),
-        device=device.name,
-        device_memory_bytes=top.arena.cap if linked else None,
-        device_used_bytes=top.arena.used_nbytes if linked else 0,
+        device=name_of(tiers.devices),
+        device_memory_bytes=tiers.top.arena.cap if above else None,
+        device_used_bytes=max([top.arena.used_nbytes for top in above], default=0),
         host_memory_bytes=host.arena.cap,
         host_used_bytes=host.arena.held_nbytes,
         spill_limit_bytes=None if spill is None else spill.limit,

@@ -128,7 +128,8 @@ class TraceEvents:
 
     def _text(self, stream: str, verb: str, what: object) -> tuple[str, str]:
         """Return name, category and arguments of a piece of work; cached, since steps repeat."""
-        key = stream if stream in ("upload", "download") else verb, what
+        way = stream.partition(":")[0]  # without the number of its device
+        key = way if way in ("upload", "download") else verb, what
         found = self._texts.get(key)
         if found is None:
             if len(self._texts) >= _KEPT:

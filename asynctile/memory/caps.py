@@ -1,7 +1,7 @@
 """How much of each tier a program gets: caps are cut for its demand, blocks on the disk reserved, spare RAM lent.
 
 Decisions about single tiles are made elsewhere: by schedules, and by storage/ledger.py for single launches. Everything
-here happens between runs, on the device's loop.
+here happens between runs, on the device's loop. All devices are cut alike, for the same demand.
 
 Long because cutting, packing, lending and reporting are about the same bytes.
 """
@@ -15,7 +15,6 @@ from functools import partial
 
 from asynctile.errors import BudgetError
 from asynctile.events import Pressure
-from asynctile.memory.host_link import HostLink
 from asynctile.memory.tier import Tier
 from asynctile.program.needs import demand_of
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -50,15 +49,16 @@ class Loan:
 class Caps:
     """The caps of a share, and how they are cut.
 
-    tiers: from the top down, RAM last.
-    link: link between device and RAM; None where there is one tier.
+    tops: tiers of the devices. host: tier in RAM; the only top where RAM is the device.
+    tiers: every tier once, from the top down, RAM last.
     spill: spill folder below RAM, or None.
     """
 
-    def __init__(self, tiers: Sequence[Tier], link: HostLink | None, spill: SpillTier | None, run_ahead: RunAhead) -> None:
-        self.tiers = tiers
-        self.top, self.host = tiers[0], tiers[-1]
-        self.link = link
+    def __init__(self, tops: Sequence[Tier], host: Tier, spill: SpillTier | None, run_ahead: RunAhead) -> None:
+        self.tops = tops
+        self.host = host
+        self.has_link = host not in tops
+        self.tiers = (*tops, host) if self.has_link else (host,)
         self.spill = spill
         self.run_ahead = run_ahead
         #: all and only the loans that are not given back, oldest first
@@ -76,7 +76,7 @@ class Caps:
 
     def check_floor(self, floor: Demand) -> None:
         """Raise BudgetError if a tier that tiles can leave has a smaller cap than `floor` needs of it."""
-        for tier, wanted in zip(self.tiers, self.demands(floor), strict=True):
+        for tier, wanted in self._wanted(floor).items():
             if tier.arena.cap is not None and tier.arena.evictable:
                 wanted.check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
 
@@ -96,7 +96,7 @@ class Caps:
 
     def have_room_for(self, demand: Demand) -> bool:
         """Return whether `demand` fits without evicting or releasing anything, and everything so far has fitted, too."""
-        wanted = zip(self.tiers, self.demands(demand), strict=True)
+        wanted = self._wanted(demand).items()
         return all(tier.arena.has_room_for(asked, self._foreign(tier, demand)) for tier, asked in wanted)
 
     async def cut_for_schedule(self, demand: Demand) -> None:
@@ -118,7 +118,7 @@ class Caps:
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
-        self.in_turn = self.link is not None and has_turns(demand, self.host.arena, foreign[self.host])
+        self.in_turn = self.has_link and has_turns(demand, self.host.arena, foreign[self.host])
         for tier in self._from_the_packed():
             if exactly and self._may_stay_packed(tier, wanted, foreign):
                 continue
@@ -134,10 +134,11 @@ class Caps:
 
     def _may_stay_packed(self, tier: Tier, wanted: Mapping[Tier, Demand], foreign: Mapping[Tier, Counter[int]]) -> bool:
         """Return whether the tier is packed and may stay so: it would be divided, and no tile comes there from above."""
-        stays, top = tier.arena.may_stay_packed(wanted[tier], foreign[tier]), self.top
-        if tier is top or not stays or self._may_stay_packed(top, wanted, foreign):
+        stays = tier.arena.may_stay_packed(wanted[tier], foreign[tier])
+        if tier in self.tops or not stays:
             return stays
-        return not top.arena.must_be_empty(wanted[top], foreign[top])
+        leave = [top for top in self.tops if not self._may_stay_packed(top, wanted, foreign)]
+        return not any(top.arena.must_be_empty(wanted[top], foreign[top]) for top in leave)
 
     async def _pack(self, tier: Tier) -> None:
         """Pack a tier, which is divided, until it is cut again: the tiles in its slots leave.
@@ -159,14 +160,14 @@ class Caps:
 
         A tile that leaves the device finds no place in RAM that is packed.
         """
-        return (self.host, self.top) if self.link is not None and self.host.arena.packed else self.tiers
+        return (self.host, *self.tops) if self.has_link and self.host.arena.packed else self.tiers
 
     def _check(self, demand: Demand) -> tuple[dict[Tier, Demand], dict[Tier, Counter[int]]]:
         """Return each tier's part of `demand` and the other tiles there; BudgetError if that is too much.
 
         Also reserves blocks on the disk.
         """
-        wanted = dict(zip(self.tiers, self.demands(demand), strict=True))
+        wanted = self._wanted(demand)
         foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
         for tier in self.tiers:
             tier.arena.check(wanted[tier], foreign[tier])
@@ -198,13 +199,14 @@ class Caps:
                 self._returned = None
 
     async def cede(self, on_device: int, in_ram: int) -> None:
-        """Give up this many bytes of the caps to a share. BudgetError, with the caps as before, if too little is left.
+        """Give up this many bytes of each device's cap and of RAM's cap to a share.
 
-        Must not be cancelled. The smaller caps are cut anew for the tiles that stand in them.
+        BudgetError, with the caps as before, if too little is left. Must not be cancelled. The smaller caps are cut anew for
+        the tiles that stand in them.
         """
         await self.run_ahead.settle()
         await self.unpack()
-        parts = {self.host: in_ram} if self.link is None else {self.top: on_device, self.host: in_ram}
+        parts = self._parts(on_device, in_ram)
         for tier, nbytes in parts.items():
             self._check_spare(tier, nbytes)
         self._resize(parts, -1)
@@ -221,8 +223,11 @@ class Caps:
         """Take back bytes that were ceded."""
         await self.run_ahead.settle()
         await self.unpack()
-        self._resize({self.top: on_device, self.host: in_ram}, 1)
+        self._resize(self._parts(on_device, in_ram), 1)
         await self._cut_again()
+
+    def _parts(self, on_device: int, in_ram: int) -> dict[Tier, int]:
+        return {tier: in_ram if tier is self.host else on_device for tier in self.tiers}
 
     def _resize(self, parts: Mapping[Tier, int], sign: int) -> None:
         for tier, nbytes in parts.items():
@@ -235,7 +240,7 @@ class Caps:
         demand = self._standing()
         if demand is not None:
             self._check(demand)
-        for tier in self.tiers:  # the device first: tiles that leave it come to RAM
+        for tier in self.tiers:  # the devices first: tiles that leave them come to RAM
             arena = tier.arena
             if not arena.divided and arena.may_grow(0):
                 continue
@@ -256,9 +261,9 @@ class Caps:
         None if no tile stands here.
         """
         old = self._cut_for
-        tiles = self._tiles(self.top) | self._tiles(self.host)
+        tiles = self._tiles(*self.tiers)
         if old is not None:
-            alive = {tile for tile in old.standing if self.top.of(tile).state is not ABSENT}
+            alive = any(top.of(tile).state is not ABSENT for tile in old.standing for top in self.tops)
             if alive:  # else its model is gone and needs no room
                 return old
         return demand_of([], sorted(tiles, key=lambda tile: tile.name)) if tiles else None
@@ -268,7 +273,7 @@ class Caps:
         assert arena.cap is not None, "an engine has a cap on each tier"
         kept = 0
         if not arena.evictable:
-            tiles = self._tiles(self.top) | self._tiles(self.host)
+            tiles = self._tiles(*self.tiers)
             kept = sum(align(tile.nbytes, arena.alignment) for tile in tiles) + arena.lent_nbytes
         if nbytes >= arena.cap - kept:
             held = f" beside its tiles of {format_size(kept)}" if kept else ""
@@ -279,19 +284,25 @@ class Caps:
             )
 
     def demands(self, demand: Demand) -> tuple[Demand, ...]:
-        """Return the demand on each tier, from the top down, that `demand` leads to."""
-        return demands(demand, [tier.arena for tier in self.tiers], self._foreign(self.host, demand))
+        """Return the demand on each device and on RAM that `demand` leads to; on RAM alone where that is the device."""
+        return demands(demand, [tier.arena for tier in self.tiers[-2:]], self._foreign(self.host, demand))
+
+    def _wanted(self, demand: Demand) -> dict[Tier, Demand]:
+        """Return the demand on each tier that `demand` leads to."""
+        found = self.demands(demand)
+        return {tier: found[-1] if tier is self.host else found[0] for tier in self.tiers}
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
-        """Count, by size, the tiles outside `demand` that stand in `tier`, or stand above it and may have to come down."""
-        alignment, found = tier.arena.alignment, self._tiles(tier)
-        if tier is not self.top:
-            found |= self._tiles(self.top)
+        """Count, by size, the tiles outside `demand` that stand in `tier`, or stand above it and may have to come down.
+
+        The tiles of one device count for all, so that all are cut alike.
+        """
+        alignment, found = tier.arena.alignment, self._tiles(*(self.tiers if tier is self.host else self.tops))
         return Counter(align(tile.nbytes, alignment) for tile in found if tile not in demand.standing)
 
-    def _tiles(self, tier: Tier) -> set[Tile]:
-        """Return the tiles that stand in `tier`."""
-        return {residency.tile for residency in tier.ledger.resident}
+    def _tiles(self, *tiers: Tier) -> set[Tile]:
+        """Return the tiles that stand in any of these tiers."""
+        return {residency.tile for tier in tiers for residency in tier.ledger.resident}
 
     async def _called_back(self, demand: Demand) -> None:
         """Wait for lent RAM if `demand` wants it now: its borrower finishes a save, or StalledError names it."""
@@ -303,13 +314,17 @@ class Caps:
         """Report caps that have become nearly used up. Call between jobs. Cheap, and nothing while nobody listens."""
         if not self.run_ahead.tell.is_heard:
             return
-        for tier in self.tiers:
-            arena, peak = tier.arena, tier.ledger.peak_nbytes
-            used = peak if peak > self._peaks.get(tier, 0) else arena.held_nbytes  # a job may have used more while it ran
-            self._peaks[tier] = peak
+        for tiers in (self.tops, (self.host,)) if self.has_link else (self.tops,):
+            arena, used = tiers[0].arena, max(map(self._most_used, tiers))
             self._look_at(arena.argument, arena.cap if arena.divided else used, arena.cap, DIVIDED if arena.divided else FULL)
         if self.spill is not None:
             self._look_at("spill_limit", self.spill.used_nbytes, self.spill.limit, FULL)
+
+    def _most_used(self, tier: Tier) -> int:
+        """Return the bytes in use in a tier, or the most that a job has used while it ran if that is a new peak."""
+        peak, before = tier.ledger.peak_nbytes, self._peaks.get(tier, 0)
+        self._peaks[tier] = peak
+        return peak if peak > before else tier.arena.held_nbytes
 
     def _look_at(self, name: str, used: int | None, cap: int | None, meaning: str) -> None:
         if used is None or cap is None:
@@ -348,7 +363,7 @@ class Caps:
         counts = Counter(wanted.exact)
         for tile in demand.standing:
             counts[align(tile.nbytes, PAGE)] -= self._has_block(tile)
-        for tile in self._tiles(self.top) | self._tiles(self.host):
+        for tile in self._tiles(*self.tiers):
             if tile not in demand.standing:
                 counts[align(tile.nbytes, PAGE)] += not self._has_block(tile)
         self.spill.reserve(counts)

@@ -55,6 +55,10 @@ class Tier:
         """Return the residency of `tile` in this tier."""
         return self.ledger.of(tile)
 
+    def met(self, tile: Tile) -> Residency | None:
+        """Return the residency of `tile` in this tier; None if the tier has never heard of the tile."""
+        return tile.at.get(self.ledger)
+
     def admit(self, residencies: Sequence[Residency], access: str) -> list[Move]:
         """Give each tile a slot and enqueue the moves for that; other tiles may be evicted.
 
@@ -197,21 +201,27 @@ class Tier:
 
     def rescue(self, residency: Residency) -> bool:
         """After a failure, forget copies that are not whole; return False if no whole one is left. Nothing may be in flight."""
-        if residency.slot is not None and residency.written is not None and residency.written.error is not None:
-            newest = residency.state is DIRTY
-            self.drop(residency, LOSE if newest else LEAVE)
-            if newest:  # the bytes below are older, so they are no copy
-                return False
-        if residency.saved is None and residency.backing is None:
+        return self.forget_failed(residency) and (not self.is_lost_below(residency) or self.keep(residency))
+
+    def forget_failed(self, residency: Residency) -> bool:
+        """Forget the bytes here if they are not whole; return False if they were the newest. Nothing may be in flight."""
+        if residency.slot is None or residency.written is None or residency.written.error is None:
             return True
-        if self.link is not None and residency.state in (STORED, CLEAN) and self.link.is_lost(residency):
-            residency.saved = None
-            if residency.state is STORED:
-                self.ledger.change(residency, LOSE)
-                return False
-            if residency.slot is not None:
-                self.ledger.change(residency, KEEP)
-        return True
+        newest = residency.state is DIRTY
+        self.drop(residency, LOSE if newest else LEAVE)
+        return not newest  # the bytes below are older, so they are no copy
+
+    def is_lost_below(self, residency: Residency) -> bool:
+        """Return whether the newest bytes were below, and failed to arrive there. Nothing may be in flight."""
+        if self.link is None or residency.state not in (STORED, CLEAN):
+            return False
+        return (residency.saved is not None or residency.backing is not None) and self.link.is_lost(residency)
+
+    def keep(self, residency: Residency) -> bool:
+        """Note that the copy below is lost; return whether there is one here, which is now the only one."""
+        residency.saved = None
+        self.ledger.change(residency, LOSE if residency.slot is None else KEEP)
+        return residency.slot is not None
 
     def carry_out(self, moves: Sequence[Move]) -> None:
         """Enqueue moves in their order. If one fails, it and the moves after it are undone: their tiles are where they were."""

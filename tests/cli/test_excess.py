@@ -35,6 +35,12 @@ def test_the_memory_of_an_emulated_device_is_ram_too(program: Program) -> None:
     assert program(*words)[2].startswith(f"asynctile plan: {SAID.format('device-memory', '1.00 GiB')}")
 
 
+def test_the_memory_of_several_emulated_devices_counts_together(program: Program) -> None:
+    words = ("plan", "--device", "emulated*3", "--device-memory")
+    said = SAID.format("device-memory", "30.00 MiB on each of 3 devices")
+    assert program(*words, "30MiB")[2].startswith(f"asynctile plan: {said}") and program(*words, "20MiB")[2] == ""
+
+
 @pytest.mark.parametrize("words", [(), ("--host-memory", "64MiB"), ("--device", "cuda:0", "--device-memory", "1GiB")])
 def test_caps_within_the_limits_are_not_warned_of(program: Program, words: tuple[str, ...]) -> None:
     assert program("plan", *words)[::2] == (0, "")

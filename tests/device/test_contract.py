@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asynctile.device import CpuDevice, CudaDevice, EmulatedDevice, open_device
+from asynctile.device.workers import Siblings
 from asynctile.errors import DeviceError
 from asynctile.ops import copy, sum_squares
 from asynctile.program.operation import HOST
@@ -24,7 +25,11 @@ def soft_cuda():
     return CudaDevice(SoftDriver(seed=1))
 
 
-@pytest.fixture(params=[CpuDevice, EmulatedDevice, soft_cuda])
+def one_of_two():
+    return EmulatedDevice(threads=2, siblings=Siblings(2), number=1)
+
+
+@pytest.fixture(params=[CpuDevice, EmulatedDevice, one_of_two, soft_cuda])
 def device(request):
     made = request.param()
     made.start()

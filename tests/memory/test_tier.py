@@ -42,7 +42,7 @@ def opened(name, folder):
         spill.open()
     device.start()
     options = TierOptions(device_memory=CAP, host_memory=CAP if name == "cpu" else None, watchdog=60)
-    tiers = Tiers(device, spill, transfers, options)
+    tiers = Tiers((device,), spill, transfers, options)
     if tiers.link is not None:
         tiers.host.cut(demand_of([Program("none").finish()], [tile(f"ram{pages}", pages) for pages in (1, 2, 3)]), {})
     tiers.top.cut(TWO_SIZES, {})

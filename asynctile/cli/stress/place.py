@@ -81,7 +81,8 @@ class StressEngine(Engine):
         super().__init__(place.device, device_memory=place.device_memory, host_memory=place.host_memory,
                          spill=spill if place.spill else None, prefetch=place.prefetch, make_loop=make_loop, **more)
         # The number of workers follows from the machine and is no option. Here it is drawn.
-        self._life.device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
+        device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
+        self._life.devices = (device,)
 
     @property
     def has_schedules(self) -> bool:

@@ -58,7 +58,7 @@ class Round:
         """Return a description of the work that the round's engine is doing, for a round that hangs."""
         if self._engine is None:
             return "no engine is open"
-        return describe(runtime_of(self._engine).tiers.device.streams(), patience_s)
+        return describe(runtime_of(self._engine).tiers.streams(), patience_s)
 
     @asynccontextmanager
     async def engine(self, place: EngineSetup, **more: Any) -> AsyncIterator[StressEngine]:
