@@ -14,6 +14,7 @@ from asynctile.layers.arrangement import Arrangement, Recorded, Surroundings, ar
 from asynctile.layers.model_state import ModelState
 from asynctile.layers.programs import PROGRAMS
 from asynctile.layers.rows import Rows
+from asynctile.schedule.schedule import RAM
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Keeping:
         The choice is made once for a batch and caps, whatever part of the caps is lent out meanwhile, so steps repeat. If other
         tiles have come since and the program is refused, "auto" keeps no activations from then on.
         """
-        arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()]
+        arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()[: RAM + 1]]  # other devices are like the first
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
         key = kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
         if key not in self._chosen:
@@ -61,6 +62,7 @@ class Keeping:
             found = {residency.tile for tier in runtime.tiers.from_the_top() for residency in tier.ledger.resident}
 
         def chosen() -> Arrangement:
+            share = rows.on_one(runtime.devices, model.tiling.row_tokens)
             standing = set(model.standing())
             around = Surroundings(
                 rooms=[room.without(found - standing) for room in rooms],
@@ -71,6 +73,6 @@ class Keeping:
                 copies=runtime.device.name == "emulated",
             )
             recorded = Recorded(kind, model.parameters)
-            return arrange(recorded, rows, around, precision=runtime.life.precision, recompute=self._recompute)
+            return arrange(recorded, share, around, precision=runtime.life.precision, recompute=self._recompute)
 
         return await runtime.compute(chosen)

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 
 from asynctile.device import resolved
+from asynctile.device.names import names_of
 from asynctile.layers.activations import AUTO, Room, check_recompute
 from asynctile.layers.update_placement import check_update
 from asynctile.program.grain import Grain, grain_of
@@ -78,6 +79,11 @@ class Machine:
     def has_link(self) -> bool:
         """Whether the device has memory of its own."""
         return self.device != "cpu"
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return len(names_of(self.device))
 
     @property
     def is_gpu(self) -> bool:

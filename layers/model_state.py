@@ -187,18 +187,23 @@ class ModelState:
         """Return why the model is torn, and the way out."""
         return f"{self.torn}; load the last checkpoint ({self.last_checkpoint or 'none was saved'})"
 
-    async def recorded(self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset()) -> Program:
+    async def recorded(
+        self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset(), carriers: tuple[int, ...] = ()
+    ) -> Program:
         """Return `program`, on the device's loop: at once if it is kept, else recorded in a thread."""
-        found = self.programs.kept(_key(kind, rows, kept, on_host))
-        return await self.runtime.compute(self.program, kind, rows, kept, on_host) if found is None else found
+        found = self.programs.kept(_key(kind, rows, kept, on_host, carriers))
+        return await self.runtime.compute(self.program, kind, rows, kept, on_host, carriers) if found is None else found
 
-    def program(self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset()) -> Program:
+    def program(
+        self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset(), carriers: tuple[int, ...] = ()
+    ) -> Program:
         """Return the program of this kind over these rows in their passes, recorded once while it is kept.
 
         kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host.
+        carriers: the device of each replica; none: one device carries all.
         """
-        recorded = partial(record, kind, self.parameters, rows, kept=kept, on_host=on_host)
-        return self.programs.get(_key(kind, rows, kept, on_host), recorded)
+        recorded = partial(record, kind, self.parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+        return self.programs.get(_key(kind, rows, kept, on_host, carriers), recorded)
 
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
         """Return what the program asks of an arena beside the standing tiles and `also`, its own; measured once a program."""
@@ -231,6 +236,6 @@ class ModelState:
             self.tear(f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else ""))
 
 
-def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile]) -> Hashable:
+def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile], carriers: tuple[int, ...]) -> Hashable:
     """Return the key of a program among those of one model: every argument of its recording that may differ."""
-    return kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes), kept, on_host
+    return kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes), kept, on_host, carriers

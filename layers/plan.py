@@ -43,11 +43,14 @@ class Plan:
       the last one on. "auto" is resolved as in a run under the same caps.
     - updates: weight tiles. updates_on_host: how many of them are updated on the host. "auto" is resolved as in a run with the
       same rates.
-    - compute_s: the GEMMs at the machine's rate. link_s: the slower direction at link_rate, None without a link limit.
+    - devices: how many share the replicas. Bytes and operations are those of all devices; floors, caps and peaks of one.
+    - compute_s: the GEMMs at the machine's rate, shared by all devices. link_s: the busiest direction of a link at link_rate,
+      None without a link limit.
     - bound: what bounds the step, in words.
     """
 
     device: str
+    devices: int
     precision: str
     tile: int
     row_tokens: int
@@ -99,6 +102,7 @@ class Plan:
             ("activations kept", self._kept()),
             ("weight tiles", f"{self.updates:,}, {self.updates_on_host:,} of them updated on the host"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
+            *([("devices", f"{self.devices}, which share the replicas; bytes are those of all")] if self.devices > 1 else []),
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
             *self._disk(),
@@ -152,10 +156,11 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         prefetch=machine.prefetch,
         rates=machine.rates,
     )
-    compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
-    link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
+    compute_s, rate = flops / machine.flops_per_s / program.devices, machine.link_per_s
+    link_s = None if rate is None else traffic.busiest_nbytes / rate
     return Plan(
         device=machine.device,
+        devices=program.devices,
         precision=machine.precision,
         tile=step.parameters.tiling.tile,
         row_tokens=step.parameters.tiling.row_tokens,

@@ -7,10 +7,11 @@ an engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
 from asynctile.layers.arrangement import Recorded, Surroundings, arrange
+from asynctile.layers.carriers import table
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import Machine, Work
@@ -55,6 +56,7 @@ def planned_step(
     tiling = Tiling(config, work.tile, machine.grain)
     # First, because this refuses a batch that is too large.
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)
+    carriers = table(work.replicas, machine.devices)
     floor = _floor(config, tiling, machine)
     stage("choosing how many passes rows take and which activations are kept")
     parameters = Parameters(config, tiling, machine.precision)
@@ -67,11 +69,12 @@ def planned_step(
         floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(standing) + least)
         floor_operation = "all tiles, which stay in RAM on cpu"
     recorded = Recorded(work.kind, parameters)
-    arranged = arrange(recorded, rows, _around(machine, standing), precision=machine.precision, recompute=work.recompute)
+    share = rows.on_one(machine.devices, tiling.row_tokens)
+    arranged = arrange(recorded, share, _around(machine, standing), precision=machine.precision, recompute=work.recompute)
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
     def updating(on_host: Collection[Tile]) -> Program:
-        return record(work.kind, parameters, rows, kept=kept, on_host=on_host)
+        return record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
 
     program, demand = _placed(recorded.program(rows, kept), standing, work, machine, updating)
     return PlannedStep(program=program, demand=demand, parameters=parameters, standing=standing, rows=rows, kept=kept,
@@ -94,25 +97,31 @@ def _floor(config: Config, tiling: Tiling, machine: Machine) -> Demand:
 
 def _around(machine: Machine, standing: list[Tile]) -> Surroundings:
     return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores,
-                        rates=machine.rates, copies=machine.device == "emulated")  # fmt: skip
+                        rates=machine.rates, copies=machine.device.startswith("emulated"))  # fmt: skip
 
 
 def _placed(
-    program: Program, standing: list[Tile], work: Work, machine: Machine, updating: Callable[[Collection[Tile]], Program]
+    alone: Program, standing: list[Tile], work: Work, machine: Machine, updating: Callable[[Collection[Tile]], Program]
 ) -> tuple[Program, Demand]:
-    """Return the program with its updates placed, and its demand. program: has every update on the device.
+    """Return the program with its updates placed, and its demand. alone: has every update on one device.
 
-    updating: returns the same program with the updates of some tiles on the host.
+    updating: returns the program on all devices, with the updates of some tiles on the host.
     """
-    demand = demand_of([program], standing)
+    chosen, host = _on_host(alone, standing, work, machine), machine.host_nbytes
+    placed = updating(chosen) if chosen or machine.devices > 1 else alone
+    demand = demand_of([placed], standing)
+    is_tight = machine.spill and host is not None and demand.rounded(PAGE).passing().floor_nbytes > host
+    if chosen and work.update == "auto" and is_tight:  # RAM over a spill folder is too small for an operation of its own
+        return _placed(alone, standing, replace(work, update="device"), machine, updating)
+    return placed, demand
+
+
+def _on_host(alone: Program, standing: list[Tile], work: Work, machine: Machine) -> Collection[Tile]:
+    """Return the weight tiles whose updates run on the host."""
     if not machine.has_link or work.update == "device":
-        return program, demand
-    host = machine.host_nbytes
+        return ()
     if work.update == "host":
-        program = updating({operation.operands[0] for operation in updates_of(program)})
-        return program, demand_of([program], standing)
-    placed = updating(tiles_to_update_on_host(program, demand, machine.cap(host), machine.rates))
-    wanted = demand_of([placed], standing)
-    if not machine.spill or host is None or wanted.rounded(PAGE).passing().floor_nbytes <= host:
-        return placed, wanted
-    return program, demand
+        return {operation.operands[0] for operation in updates_of(alone)}
+    cap, devices = machine.cap(machine.host_nbytes), machine.devices
+    together = None if cap is None else cap * devices
+    return tiles_to_update_on_host(alone, demand_of([alone], standing), together, machine.rates.on(devices))

@@ -127,6 +127,16 @@ class Rows:
         count = self._of_replica
         return [self.tiles[begin : begin + count] for begin in range(0, len(self.tiles), count)]
 
+    def on_one(self, devices: int, tile: int) -> Rows:
+        """Return the row tiles of the busiest of so many devices that share the replicas; a power of two of these.
+
+        tile: as given to `Rows`.
+        """
+        replicas = 1 << (-(-self.replicas // devices) - 1).bit_length()
+        if replicas == self.replicas:
+            return self
+        return Rows(self.batch * replicas // self.replicas, self.length, self.micro_batches, tile, replicas)
+
     def ends_replica(self, row: Row) -> bool:
         """Return whether `row` is the last row tile of its replica."""
         return (row.index + 1) % self._of_replica == 0

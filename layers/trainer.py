@@ -28,6 +28,7 @@ from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledEr
 from asynctile.execute.job import Job
 from asynctile.layers.activations import AUTO
 from asynctile.layers.batch import Batches, check_tokens, loss_inputs
+from asynctile.layers.carriers import table
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.data_state import kept
 from asynctile.layers.feed import Steps
@@ -67,7 +68,8 @@ class Trainer:
     micro_batches: parts of a batch that share no row tile and go through a layer one after another; under a cap, a batch may
         take more passes.
     replicas: groups of a batch's sequences, a power of two. Each replica adds up gradients of its own, in micro_batches parts,
-        and a fixed binary tree adds those of all replicas. replicas x micro_batches must divide the batch.
+        and a fixed binary tree adds those of all replicas. replicas x micro_batches must divide the batch. The devices of an
+        engine share the replicas, so there must be at least as many; results do not depend on the number of devices.
     recompute: True computes activations again in backward, False keeps them. "auto" keeps those of the last layers, as many as
         fit under the caps beside everything else; where tiles have to move anyway, as many as leave the link faster than
         compute. No result depends on it.
@@ -102,6 +104,8 @@ class Trainer:
         self._settings = Settings(
             clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
         self.update: str = check_update(update)
+        #: the device of each replica
+        self._carriers = table(replicas, state.runtime.devices)
         state.train()
         if model.config.has_dropout:
             warnings.warn("the model's config asks for dropout, which is kept for saving and never applied", stacklevel=2)
@@ -199,7 +203,7 @@ class Trainer:
                 outputs = {name: np.empty(item.shape, np.float32) for name, item in self._state.parameters.items()}
 
                 async def run(rows: Rows, kept: int) -> None:
-                    await self._state.run(await self._state.recorded("gradients", rows, kept), inputs, outputs)
+                    await self._state.run(await self._recorded("gradients", rows, kept), inputs, outputs)
 
                 await self._keeping.run("gradients", rows, run)
                 return outputs
@@ -221,7 +225,7 @@ class Trainer:
                 rows = self._rows(batch_size, seq_len)
 
                 async def run(rows: Rows, kept: int) -> float | None:
-                    demand = self._state.demand(await self._state.recorded(kind, rows, kept))
+                    demand = self._state.demand(await self._recorded(kind, rows, kept))
                     async with runtime.exclusive():
                         await runtime.cut(demand)
                         return await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
@@ -301,8 +305,11 @@ class Trainer:
         return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas)
 
     async def _placed(self, kind: str, rows: Rows, kept: int) -> Program:
-        """Return the program of a step, with its updates placed."""
-        return await self._state.recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
+        """Return the program of a step, with its updates placed, on all devices."""
+        return await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
+
+    async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
+        return await self._state.recorded(kind, rows, kept, on_host, self._carriers)
 
     async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """Return the weight tiles to update on the host."""
@@ -317,12 +324,14 @@ class Trainer:
 
     async def _choose(self, program: Program, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """Return the cheapest placement of the updates of `program`, which has all of them on the device."""
-        demand, cap = self._state.demand(program), self._runtime.device_cap
+        devices = self._runtime.devices
+        demand, cap = self._state.demand(program), self._runtime.device_cap * devices
         if demand.resident_nbytes <= cap:
             return NOWHERE
-        chosen = await self._runtime.compute(tiles_to_update_on_host, program, demand, cap, self._runtime.tiers.rates)
+        rates = self._runtime.tiers.rates.on(devices)
+        chosen = await self._runtime.compute(tiles_to_update_on_host, program, demand, cap, rates)
         if chosen:
-            placed = await self._state.recorded(kind, rows, kept, chosen)
+            placed = await self._recorded(kind, rows, kept, chosen)
             try:
                 self._runtime.tiers.caps.check_floor(self._state.demand(placed))
             except BudgetError:

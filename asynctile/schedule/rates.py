@@ -38,6 +38,11 @@ class Rates:
         """Return these rates with the link limited to `link_rate` bytes per second each way; None: no limit."""
         return self if link_rate is None else replace(self, up_per_s=link_rate, down_per_s=link_rate)
 
+    def on(self, devices: int) -> Rates:
+        """Return the rates of so many devices together, over one host."""
+        return replace(self, flops_per_s=self.flops_per_s * devices, memory_per_s=self.memory_per_s * devices,
+                       up_per_s=self.up_per_s * devices, down_per_s=self.down_per_s * devices)  # fmt: skip
+
     def rounded(self) -> Rates:
         """Return these rates, each rounded to a power of the square root of two, so that repeated measurements mostly agree."""
         return Rates(**{name: 2.0 ** (round(2 * math.log2(value)) / 2) for name, value in asdict(self).items()})
