@@ -15,8 +15,8 @@ from asynctile.launch.assembly import Assembly
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.program.operation import READ, WRITE
-from asynctile.program.part import parts_of
 from asynctile.program.program import Program
+from asynctile.program.view import views_of
 from asynctile.schedule.schedule import NOBODY, RAM, Place, Schedule, Standing
 from asynctile.schedule.start import IN_SLOT, Stands, Start
 from asynctile.schedule.uses import tiles_of
@@ -180,12 +180,12 @@ def in_the_way(tiers: Tiers, program: Program) -> list[Residency]:
     """
     if len(tiers.tops) == 1:
         return []
-    parts, found = parts_of(program), []
+    views, found = views_of(program), []
     standing = set(program.standing)
     written = {tile for entry in program.entries for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
     for number, top in enumerate(tiers.tops):
-        own = set(parts[number].program.standing) if number < len(parts) else set()
-        alone = own.difference(parts[number].shared) if own else own
+        own = set(views[number].program.standing) if number < len(views) else set()
+        alone = own.difference(views[number].shared) if own else own
         for residency in top.ledger.resident:
             kept = own if residency.state is not DIRTY else alone
             harmless = residency.state is not DIRTY and residency.tile not in written

@@ -39,7 +39,7 @@ LOAD, UP, DOWN, STORE, HOST, COMPUTE = range(6)
 _WORK = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
 
 
-class Lane(NamedTuple):
+class IssueLane(NamedTuple):
     """Entries that are enqueued in order. work: LOAD and so on. device: 0 for lanes of the host."""
 
     work: int
@@ -119,7 +119,7 @@ class Issuer:
         own = slice(starts[stretch], starts[stretch + 1])
         return [(event, entry) for event, entry in zip(self._events[own], self._entries[own], strict=True) if event is not None]
 
-    async def _issue(self, lane: Lane) -> None:
+    async def _issue(self, lane: IssueLane) -> None:
         """Enqueue the entries of a lane in order, and return before the first one that is not released.
 
         An entry is released once `release` has allowed its stretch to begin. Waits while the gate is closed, and while too
@@ -142,7 +142,7 @@ class Issuer:
                 if not future.done():  # its lane may have been cancelled
                     future.set_result(None)
 
-    async def _perform(self, index: int, lane: Lane) -> StreamEvent:
+    async def _perform(self, index: int, lane: IssueLane) -> StreamEvent:
         """Wait for the entries that this entry names, then enqueue its work behind their events; return its event.
 
         This is the tile coroutine of a schedule.
@@ -207,7 +207,7 @@ class Issuer:
                 # else work failed, and its event has the error
 
 
-def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[Lane, list[int]]:
+def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[IssueLane, list[int]]:
     """Return, by lane, the indices of the entries that go through it, in order."""
     found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for index, entry in enumerate(entries):
@@ -218,7 +218,7 @@ def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[Lane, list[int]
         else:
             work = _WORK[entry.kind]
         found[work, entry.device if devices > 1 else 0].append(index)
-    return {Lane(*lane): indices for lane, indices in sorted(found.items())}
+    return {IssueLane(*lane): indices for lane, indices in sorted(found.items())}
 
 
 def failed(error: BaseException, what: object) -> StreamEvent:

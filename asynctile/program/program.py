@@ -99,7 +99,7 @@ class Program:
     tiles continue into the next run of the same program (position + len).
     device_uses: the same, as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
     standing: every persistent tile that the program touches. first_uses: the position at which each is first read or updated.
-    devices: how many devices it runs on. part.py has the part of each.
+    devices: how many devices it runs on. view.py has the view of each.
     """
 
     def __init__(self, name: str) -> None:

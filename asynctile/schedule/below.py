@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from asynctile.program.operation import HOST, READ, number_of
-from asynctile.program.part import Part
 from asynctile.program.program import Mark, Program
+from asynctile.program.view import View
 from asynctile.schedule.pace import Pace
 from asynctile.schedule.packing import Act, Packing
 from asynctile.schedule.uses import READS, WRITES, EntryUses, Uses, hows_of, is_dead, seconds_of, tiles_of
@@ -47,9 +47,9 @@ class Touch(NamedTuple):
 
 
 class Above(NamedTuple):
-    """One device above RAM: its part of the program, and the packing of that part."""
+    """One device above RAM: its view of the program, and the packing for that."""
 
-    part: Part
+    view: View
     packing: Packing
 
 
@@ -64,7 +64,7 @@ def below(
     """
     numbers = {tile: number for number, tile in enumerate((*tiles_of(program), *others))}
     inputs = [numbers[tile] for tile in program.inputs.values()] if inputs_stand else []
-    touches = list(_touches(program, [_Side(number, *one) for number, one in enumerate(above)], link))
+    touches = list(_touches(program, [_Mover(number, *one) for number, one in enumerate(above)], link))
     repeats = all(one.packing.end is None for one in above)
     entries = []
     for touch, later in zip(touches, _next_uses(program, touches, repeats=repeats), strict=True):
@@ -73,15 +73,15 @@ def below(
     return Uses(program, alignment, pace, entries, inputs, has_link=False, others=others)
 
 
-class _Side:
-    """The way of one device through its part. changed: the tiles that it has changed since they came."""
+class _Mover:
+    """One device on its way through its view of the program. changed: the tiles that it has changed since they came."""
 
-    def __init__(self, number: int, part: Part, packing: Packing) -> None:
+    def __init__(self, number: int, view: View, packing: Packing) -> None:
         self.number = number
         self.packing = packing
         self.changed = set(packing.changed)
-        self._program = part.program
-        self._at = dict(zip(part.positions, range(len(part.positions)), strict=True))
+        self._program = view.program
+        self._at = dict(zip(view.positions, range(len(view.positions)), strict=True))
 
     def moves(self, position: int, count: int) -> Iterator[tuple[Way, Tile]]:
         """Yield the moves over the link before entry `position` of the whole program, or behind its last entry `count` - 1."""
@@ -113,21 +113,21 @@ class _Side:
             self.changed.difference_update(tile for tile, rank in ranks if is_dead(tile, rank))
 
 
-def _touches(program: Program, sides: Sequence[_Side], link: Pace) -> Iterator[Touch]:
+def _touches(program: Program, movers: Sequence[_Mover], link: Pace) -> Iterator[Touch]:
     """Yield the uses of RAM, in order.
 
     Each takes at least as long as the devices, side by side, have computed since the use before.
     """
     computed_s, count = 0.0, len(program)
     for position in range(count + 1):
-        for side in sides:
-            for way, tile in side.moves(position, count):
-                seconds = max(computed_s, tile.nbytes / link.link_per_s / len(sides))
-                yield Touch(way, {tile: READS if way is Way.UP else WRITES}, seconds, side.number)
+        for mover in movers:
+            for way, tile in mover.moves(position, count):
+                seconds = max(computed_s, tile.nbytes / link.link_per_s / len(movers))
+                yield Touch(way, {tile: READS if way is Way.UP else WRITES}, seconds, mover.number)
                 computed_s = 0.0
         if position == count:
-            for side in sides:
-                yield from side.end()
+            for mover in movers:
+                yield from mover.end()
             return
         entry = program.entries[position]
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
@@ -137,12 +137,12 @@ def _touches(program: Program, sides: Sequence[_Side], link: Pace) -> Iterator[T
         elif entry.device == HOST:
             yield Touch(Way.HERE, hows_of(entry), seconds_of(link, entry, on_host=True))
         else:
-            yield from sides[number_of(entry.device)].change(position, written)
-            computed_s += seconds_of(link, entry, on_host=False) / len(sides)
+            yield from movers[number_of(entry.device)].change(position, written)
+            computed_s += seconds_of(link, entry, on_host=False) / len(movers)
             written = []
-        for side in sides:
-            side.changed.difference_update(written)
-            side.bury(position)
+        for mover in movers:
+            mover.changed.difference_update(written)
+            mover.bury(position)
 
 
 def _next_uses(program: Program, touches: Sequence[Touch], *, repeats: bool) -> list[dict[Tile, tuple[int, bool]]]:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from asynctile.program.part import parts_of
 from asynctile.program.program import Program
+from asynctile.program.view import views_of
 from asynctile.schedule.below import Above, below
 from asynctile.schedule.emission import Beneath, emit, emit_from
 from asynctile.schedule.level import Level, Levels
@@ -56,11 +56,11 @@ class Space(NamedTuple):
 def decide(program: Program, space: Space) -> Schedule | None:
     """Return the schedule of a step of `program` in `space`, or None if the step does not fit."""
     above = []
-    for part in parts_of(program):
-        packing = plan_top(part.program, space, part.shared)
+    for view in views_of(program):
+        packing = plan_top(view.program, space, view.shared)
         if packing is None:
             return None
-        above.append(Above(part, packing))
+        above.append(Above(view, packing))
     return decide_below(program, space, above)
 
 
@@ -78,12 +78,12 @@ def arrive(steady: Schedule, space: Space, start: Start) -> Schedule:
     """Return the schedule of a step that begins at `start` and ends where the step `steady` in the same space begins."""
     program, has_link, seams = steady.program, space.ram is not None, steady.seams
     pace, above = pace_of(space.rates, has_link=has_link), []
-    for number, part in enumerate(parts_of(program)):
+    for number, view in enumerate(views_of(program)):
         tier = tier_of(number)
-        others = _others(part.program, start.tiles())
+        others = _others(view.program, start.tiles())
         uses = uses_of(
-            part.program, space.top.alignment, pace, has_link=has_link, inputs_stand=space.top.cap is None, others=others)
-        above.append(Above(part, _arriving(uses, space.top, start.tiers[tier], seams[tier])))
+            view.program, space.top.alignment, pace, has_link=has_link, inputs_stand=space.top.cap is None, others=others)
+        above.append(Above(view, _arriving(uses, space.top, start.tiers[tier], seams[tier])))
     beneath = None
     if space.ram is not None and space.ram.cap is not None:
         others = _others(program, start.tiles())
@@ -122,7 +122,7 @@ def _level(number: int, cut: Cut) -> Level:
 def plan_top(program: Program, space: Space, shared: Collection[Tile] = ()) -> Packing | None:
     """Return the moves of a step in the tier in which operations run, as a packing; None if the step does not fit.
 
-    program: the part of one device. shared: its tiles that other devices use, too. In RAM, inputs stand between two steps if
+    program: the view of one device. shared: its tiles that other devices use, too. In RAM, inputs stand between two steps if
     there is room, else they wait below.
     """
     has_link = space.ram is not None

@@ -2,6 +2,8 @@
 
 It follows the tiles of a program through the levels, and records where they stand at the marks of the step. Its only own
 decision is which of several equal slots a tile takes, in a level that holds everything. Pure.
+
+Long because a step is followed here through every kind of entry and every level, and each changes all others' states.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.schedule.schedule import NOBODY, RAM, RESULT, Kind, Place, Schedule, Scheduled, Standing
 from asynctile.schedule.start import Seam, Start
+from asynctile.schedule.top import Top
 from asynctile.schedule.uses import has_passed, is_dead, tiles_of
 from asynctile.storage.errors import AsynctileError
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
@@ -48,32 +51,6 @@ def emit_from(
 Alone = tuple[int, Tile]
 
 
-class _Side:
-    """One device in the course of a step. changed: the tiles that it has changed since they came.
-
-    program: its part. tiles: those that it knows of, of its part and `more`. standing: the persistent ones.
-    """
-
-    def __init__(self, level: Level, above: Above, more: Sequence[Tile]) -> None:
-        part, self.packing = above
-        self.level = level
-        self.program = part.program
-        self.changed = set(self.packing.changed)
-        self.tiles = dict.fromkeys([*more, *tiles_of(self.program)])
-        self.standing = [tile for tile in self.tiles if tile.persistent]
-        self._at = dict(zip(part.positions, range(len(part.positions)), strict=True))
-
-    def at(self, position: int) -> int | None:
-        """Return which entry of its part the entry at `position` of the whole program is; None if it is not among them."""
-        return self._at.get(position)
-
-    def lose(self, tile: Tile) -> None:
-        """Drop a tile that was changed elsewhere."""
-        if tile in self.tiles:
-            self.level.leave(tile, STORED)
-            self.changed.discard(tile)
-
-
 class _Emission:
     """One pass through a program. alone: see Alone. start, seams: of a step that ends elsewhere than it begins.
 
@@ -94,8 +71,8 @@ class _Emission:
         there = [] if start is None else start.tiles()
         # The first device knows of every tile whether it has bytes anywhere.
         known = [[*own, *there], *[there] * (len(above) - 1)]
-        self.sides = [_Side(*one) for one in zip(levels.tops, above, known, strict=True)]
-        self.lowest = self.sides[0].level if self.ram is None else self.ram
+        self.tops = [Top(*one) for one in zip(levels.tops, above, known, strict=True)]
+        self.lowest = self.tops[0].level if self.ram is None else self.ram
         self.levels = {level.number: level for level in (*levels.tops, self.ram, self.disk) if level is not None}
         self.inputs = set(self.program.inputs.values())
         self.standing = list(dict.fromkeys([*own, *there]))
@@ -110,9 +87,9 @@ class _Emission:
         if self.start is None:
             self.seams = tuple(self._seams())
         for index, entry in enumerate(program.entries):
-            for side in self.sides:
-                if (own := side.at(index)) is not None:
-                    self._move_all(side.level, side.packing, own, side)
+            for top in self.tops:
+                if (own := top.at(index)) is not None:
+                    self._move_all(top.level, top.packing, own, top)
             if isinstance(entry, Mark):
                 self._give(program.rewritten[entry.name])
                 at[entry.name] = self._stand()
@@ -138,23 +115,23 @@ class _Emission:
     def alone_above(self) -> frozenset[Alone]:
         """Return, at the end, the tiles whose only copy is on a device though it has not changed them."""
         return frozenset(
-            (number, tile) for number, side in enumerate(self.sides) for tile in side.packing.start
-            if side.level.states[tile] is DIRTY and tile not in side.changed
+            (number, tile) for number, top in enumerate(self.tops) for tile in top.packing.start
+            if top.level.states[tile] is DIRTY and tile not in top.changed
         )  # fmt: skip
 
     def _tiers(self) -> list[Level]:
         """Return the levels that are tiers, in the order of their numbers."""
-        first, *others = [side.level for side in self.sides]
+        first, *others = [top.level for top in self.tops]
         return [level for level in (first, self.ram, *others) if level is not None]
 
     def _begin(self) -> None:
         """Place every tile where it stands when the step begins."""
-        for number, side in enumerate(self.sides):
-            for tile in side.standing:
-                side.level.states[tile] = ABSENT if self._is_unwritten(tile) else STORED
-            for tile, offset in side.packing.start.items():
-                side.level.put(tile, offset)
-                side.level.states[tile] = DIRTY if tile in side.changed or (number, tile) in self.alone else CLEAN
+        for number, top in enumerate(self.tops):
+            for tile in top.standing:
+                top.level.states[tile] = ABSENT if self._is_unwritten(tile) else STORED
+            for tile, offset in top.packing.start.items():
+                top.level.put(tile, offset)
+                top.level.states[tile] = DIRTY if tile in top.changed or (number, tile) in self.alone else CLEAN
         if self.beneath is not None:
             self._begin_beneath(self.beneath)
         elif self.ram is not None:
@@ -168,8 +145,8 @@ class _Emission:
     def _seams(self) -> Iterator[Seam]:
         """Yield the seam of each tier, in which the step begins."""
         first, *others = [
-            side.packing.seam._replace(changed={tile for tile in side.level.places if side.level.states[tile] is DIRTY})
-            for side in self.sides
+            top.packing.seam._replace(changed={tile for tile in top.level.places if top.level.states[tile] is DIRTY})
+            for top in self.tops
         ]
         yield first
         if self.beneath is not None:
@@ -180,7 +157,7 @@ class _Emission:
 
     def _begin_beneath(self, beneath: Beneath) -> None:
         assert self.ram is not None
-        newer = {tile for side in self.sides for tile, state in side.level.states.items() if state in (DIRTY, ABSENT)}
+        newer = {tile for top in self.tops for tile, state in top.level.states.items() if state in (DIRTY, ABSENT)}
         for tile in self.standing:
             self.ram.states[tile] = ABSENT if tile in newer else STORED
         for tile, offset in beneath.packing.start.items():
@@ -190,43 +167,43 @@ class _Emission:
     def _passing(self) -> Iterator[Tile]:
         """Yield the persistent tiles that are in RAM at some time of a step."""
         found = dict.fromkeys(self.program.inputs.values())
-        for side in self.sides:
-            found |= dict.fromkeys(planned.tile for planned in side.packing.planned() if planned.act is not Act.COPY)
+        for top in self.tops:
+            found |= dict.fromkeys(planned.tile for planned in top.packing.planned() if planned.act is not Act.COPY)
         for entry in self.program.entries:
             if entry.device == HOST:
                 found |= dict.fromkeys(entry.tiles)
         return (tile for tile in found if tile.persistent)
 
-    def _move_all(self, level: Level, packing: Packing, index: int, side: _Side | None) -> None:
+    def _move_all(self, level: Level, packing: Packing, index: int, top: Top | None) -> None:
         """Emit the moves that `packing` plans before its entry `index`, and place the tiles that the entry makes.
 
-        side: the device of the level; None for RAM below devices.
+        top: the device of the level; None for RAM below devices.
         """
         for planned in packing.moves[index]:
-            self._move(level, planned, side)
+            self._move(level, planned, top)
         for tile, offset in packing.births.get(index, ()):
             level.put(tile, offset)
 
-    def _move(self, level: Level, planned: Planned, side: _Side | None) -> None:
+    def _move(self, level: Level, planned: Planned, top: Top | None) -> None:
         act, tile, offset = planned
         place = level.places.get(tile)
         if (place is None) is not (act is Act.LOAD):
             raise self._fault(planned, place)
         if place is None:
-            self._load(level, tile, offset, side)
+            self._load(level, tile, offset, top)
         elif act is Act.LEAVE:
             if level.is_packed and place.index != offset:
                 raise self._fault(planned, place)
             if level.states[tile] is DIRTY:
                 self._write_back(level, tile)
             level.leave(tile, STORED)
-            if side is not None:
-                side.changed.discard(tile)
+            if top is not None:
+                top.changed.discard(tile)
         elif act is Act.SAVE:
             self._write_back(level, tile)
             level.states[tile] = CLEAN
-            if side is not None:
-                side.changed.discard(tile)
+            if top is not None:
+                top.changed.discard(tile)
         elif level.is_packed:
             level.written[tile] = self._add(Kind.COPY, tile, (level.put(tile, offset), place))
 
@@ -246,11 +223,11 @@ class _Emission:
 
     def _save(self, tile: Tile, entry: int) -> None:
         """Record that an entry has written the tile in RAM, where all devices find it."""
-        for side in self.sides:
-            if tile in side.tiles:
-                side.level.saved[tile] = entry
+        for top in self.tops:
+            if tile in top.tiles:
+                top.level.saved[tile] = entry
 
-    def _load(self, level: Level, tile: Tile, offset: int, side: _Side | None) -> None:
+    def _load(self, level: Level, tile: Tile, offset: int, top: Top | None) -> None:
         here = level.put(tile, offset)
         if self.is_over and tile in self.inputs:  # the host will write it there
             return
@@ -258,7 +235,7 @@ class _Emission:
             self._touch()
             level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self._in_ram(tile)))
             level.states[tile] = CLEAN
-            self._touched(side)
+            self._touched(top)
         else:
             assert self.disk is not None
             there = self.disk.places.get(tile) or self.disk.put(tile)
@@ -278,20 +255,20 @@ class _Emission:
             assert self.ram is not None
             self._move_all(self.ram, self.beneath.packing, self.touches, None)
 
-    def _touched(self, side: _Side | None = None) -> None:
-        """Count a use of RAM, and drop the tiles that are dead there behind it. side: the device that loaded a tile."""
+    def _touched(self, top: Top | None = None) -> None:
+        """Count a use of RAM, and drop the tiles that are dead there behind it. top: the device that loaded a tile."""
         if self.beneath is None:
             return
         assert self.ram is not None
         for tile in self.beneath.dying[self.touches]:
             state = ABSENT if tile.persistent else None
-            is_changed = any(tile in one.changed for one in self.sides)
+            is_changed = any(tile in one.changed for one in self.tops)
             if tile.persistent and tile not in self.inputs and not is_changed:  # it will be changed later
                 if self.ram.states[tile] is CLEAN:
                     state = STORED
                 else:
-                    assert side is not None, "only a load is a use behind which the device has the only copy"
-                    side.level.states[tile] = DIRTY
+                    assert top is not None, "only a load is a use behind which the device has the only copy"
+                    top.level.states[tile] = DIRTY
             self.ram.leave(tile, state)
         self.touches += 1
 
@@ -301,10 +278,10 @@ class _Emission:
             return
         if self.ram is not None:
             self._touch()
-            for side in self.sides:
+            for top in self.tops:
                 for tile in tiles:
-                    side.lose(tile)
-                    side.level.saved.pop(tile, None)
+                    top.lose(tile)
+                    top.level.saved.pop(tile, None)
         for tile in tiles:
             self.lowest.write(self.lowest.places[tile], NOBODY, set())
             self.lowest.states[tile] = DIRTY
@@ -313,8 +290,8 @@ class _Emission:
             self._touched()
 
     def _perform(self, entry: Entry) -> None:
-        side = self.sides[0 if entry.device == HOST else number_of(entry.device)]
-        places = tuple(side.level.places[tile] for tile in entry.tiles)
+        top = self.tops[0 if entry.device == HOST else number_of(entry.device)]
+        places = tuple(top.level.places[tile] for tile in entry.tiles)
         if isinstance(entry, Fetch):
             result = Place(RESULT, entry.tile.nbytes, self.fetches)
             self.fetches += 1
@@ -323,18 +300,18 @@ class _Emission:
         assert isinstance(entry, Operation)
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
         for tile in written:
-            self._change(side, tile)
+            self._change(top, tile)
         number = self._add(Kind.OPERATION, entry, places, entry.access)
         for tile in written:
-            side.level.states[tile] = DIRTY
-            side.level.written[tile] = number
+            top.level.states[tile] = DIRTY
+            top.level.written[tile] = number
 
-    def _change(self, side: _Side, tile: Tile) -> None:
+    def _change(self, top: Top, tile: Tile) -> None:
         """Record that a device is about to change the tile, so its bytes in RAM are dead."""
-        is_new = tile not in side.changed
-        side.changed.add(tile)
+        is_new = tile not in top.changed
+        top.changed.add(tile)
         if tile.persistent and is_new:
-            for other in self.sides:
+            for other in self.tops:
                 if other.level.states.get(tile) is ABSENT:
                     other.level.states[tile] = STORED  # its bytes are elsewhere
             self._touch()
@@ -342,10 +319,10 @@ class _Emission:
 
     def _outdate(self, passage: Passage) -> None:
         """Drop the copies of other devices, which are older from now on."""
-        for number, side in enumerate(self.sides):
+        for number, top in enumerate(self.tops):
             if number != number_of(passage.device):
                 for tile in passage.tiles:
-                    side.lose(tile)
+                    top.lose(tile)
 
     def _perform_on_host(self, entry: Entry) -> None:
         assert self.ram is not None and isinstance(entry, Operation)
@@ -359,24 +336,24 @@ class _Emission:
             if how != READ:
                 self.ram.states[tile] = DIRTY
                 self.ram.written[tile] = number
-                for side in self.sides:
-                    side.lose(tile)
+                for top in self.tops:
+                    top.lose(tile)
                 self._save(tile, number)
         self._touched()
 
     def _bury(self, index: int) -> None:
         """Drop the tiles that are dead behind entry `index`: temporaries, and inputs that the host writes below."""
-        for side in self.sides:
-            if (own := side.at(index)) is None:
+        for top in self.tops:
+            if (own := top.at(index)) is None:
                 continue
-            ranks = side.program.next_uses if self.ram is None else side.program.device_uses
-            for tile, rank in zip(side.program.entries[own].tiles, ranks[own], strict=True):
+            ranks = top.program.next_uses if self.ram is None else top.program.device_uses
+            for tile, rank in zip(top.program.entries[own].tiles, ranks[own], strict=True):
                 if is_dead(tile, rank):
-                    side.changed.discard(tile)
-                    side.level.leave(tile, None)
-                elif tile in side.packing.passing and has_passed(side.program, rank):
-                    side.changed.discard(tile)
-                    side.level.leave(tile, ABSENT)
+                    top.changed.discard(tile)
+                    top.level.leave(tile, None)
+                elif tile in top.packing.passing and has_passed(top.program, rank):
+                    top.changed.discard(tile)
+                    top.level.leave(tile, ABSENT)
         for tile, rank in zip(self.program.entries[index].tiles, self.program.next_uses[index], strict=True):
             if is_dead(tile, rank):
                 for level in (self.ram, self.disk):
@@ -386,28 +363,28 @@ class _Emission:
     def _end(self) -> None:
         """Bring every tile to the seam."""
         self.is_over = True
-        for side in self.sides:
-            self._move_all(side.level, side.packing, len(side.program), side)
-        for side in self.sides:
-            for tile in side.packing.to_take(side.changed):
-                side.level.states[tile] = DIRTY
-                self._change(side, tile)
+        for top in self.tops:
+            self._move_all(top.level, top.packing, len(top.program), top)
+        for top in self.tops:
+            for tile in top.packing.to_take(top.changed):
+                top.level.states[tile] = DIRTY
+                self._change(top, tile)
         self._touch()
         assert self.beneath is None or self.touches == len(self.beneath.dying), "RAM was planned for another step"
         if self.ram is not None and self.start is not None:
             self._end_in_ram(self.ram, self.seams[RAM])
-        if any(side.level.places.keys() != side.packing.seam.offsets.keys() for side in self.sides):
+        if any(top.level.places.keys() != top.packing.seam.offsets.keys() for top in self.tops):
             raise AsynctileError(f"program {self.program.name} does not end at its seam; this is a bug in asynctile")
         for tile in self.inputs:
-            for side in self.sides:
-                if self.ram is not None and tile in side.tiles:
-                    side.level.leave(tile, STORED)
+            for top in self.tops:
+                if self.ram is not None and tile in top.tiles:
+                    top.level.leave(tile, STORED)
             self.lowest.states[tile] = DIRTY if tile in self.lowest.places else STORED
 
     def _end_in_ram(self, ram: Level, seam: Seam) -> None:
         """Count tiles in RAM as dirty where the next step expects it. RAM that holds everything first gets what it lacks."""
         for tile in seam.offsets:
-            is_newer_above = any(side.level.states.get(tile) is DIRTY for side in self.sides)
+            is_newer_above = any(top.level.states.get(tile) is DIRTY for top in self.tops)
             if self.beneath is None and tile not in ram.places and is_newer_above:
                 ram.put(tile)
             elif self.beneath is None:
@@ -417,8 +394,8 @@ class _Emission:
 
     def _stand(self) -> tuple[Standing, ...]:
         found: list[Standing] = []
-        for side in self.sides:
-            found += side.level.stand([*side.standing, *side.program.temporaries])
+        for top in self.tops:
+            found += top.level.stand([*top.standing, *top.program.temporaries])
         if self.ram is not None:
             found += self.ram.stand([*self.standing, *self.program.temporaries])
         return tuple(found)

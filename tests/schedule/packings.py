@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE
-from asynctile.program.part import parts_of
 from asynctile.program.program import Entry, Mark, Program
+from asynctile.program.view import views_of
 from asynctile.schedule.below import Above
 from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.storage.demand import align
@@ -23,8 +23,8 @@ AHEAD = 12
 
 def alone(packing: Packing) -> Above:
     """Return an only device, whose moves are those of `packing`."""
-    (part,) = parts_of(packing.program)
-    return Above(part, packing)
+    (view,) = views_of(packing.program)
+    return Above(view, packing)
 
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from asynctile.program.part import parts_of
 from asynctile.program.program import Program
+from asynctile.program.view import views_of
 from asynctile.schedule.decide import Cut, Space
 from asynctile.schedule.start import IN_SLOT, Stands, Start
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -49,11 +49,11 @@ def _tops(
 ) -> list[list[Stands]]:
     """Draw which tiles stand on each device: its own ones, unchanged if it shares them, and tiles of other programs."""
     found = []
-    for number, part in enumerate(parts_of(program)):
-        own = [tile for tile in written if tile in part.program.standing]
+    for number, view in enumerate(views_of(program)):
+        own = [tile for tile in written if tile in view.program.standing]
         theirs = [tile for count, tile in enumerate(others) if count % program.devices == number]
         stands = _drawn(chance, cut, own, theirs, all_stand=all_stand)
-        found.append([one._replace(changed=one.changed and one.tile not in part.shared) for one in stands])
+        found.append([one._replace(changed=one.changed and one.tile not in view.shared) for one in stands])
     return found
 
 

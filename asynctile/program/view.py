@@ -1,8 +1,8 @@
-"""The part of a program that one device does and sees.
+"""The view of a program that one device has: what it does, and what it sees.
 
-A program for several devices is one order of all their entries. A device's part has its own operations, the marks, and
+A program for several devices is one order of all their entries. A device's view has its own operations, the marks, and
 what happens elsewhere to tiles that it uses: the host or another device changes them, or the device brings them to RAM. Each
-device's memory is planned from its part alone (asynctile/schedule). Pure.
+device's memory is planned from its view alone (asynctile/schedule). Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from asynctile.program.program import Elsewhere, Entry, Fetch, Mark, Passage, Pr
 from asynctile.storage.tile import Tile
 
 
-class Part(NamedTuple):
-    """The part of one device.
+class View(NamedTuple):
+    """The view of one device.
 
     positions: of its entries in the whole program, ascending. shared: the tiles that other devices use, too.
     """
@@ -28,31 +28,31 @@ class Part(NamedTuple):
     shared: frozenset[Tile] = frozenset()
 
 
-def parts_of(program: Program) -> tuple[Part, ...]:
-    """Return the part of each device of a finished program. The part of an only device is the program itself."""
+def views_of(program: Program) -> tuple[View, ...]:
+    """Return the view of each device of a finished program. The view of an only device is the program itself."""
     if program.devices == 1:
-        return (Part(program, range(len(program))),)
+        return (View(program, range(len(program))),)
     names = [device_named(number) for number in range(program.devices)]
     own = {name: {tile: None for entry in program.entries if entry.device == name for tile in entry.tiles} for name in names}
     uses = Counter(tile for tiles in own.values() for tile in tiles)
     shared = frozenset(tile for tile, count in uses.items() if count > 1)
-    return tuple(_part(program, name, own[name], shared.intersection(own[name])) for name in names)
+    return tuple(_view(program, name, own[name], shared.intersection(own[name])) for name in names)
 
 
-def _part(program: Program, device: str, own: Collection[Tile], shared: frozenset[Tile]) -> Part:
-    part, positions = Program(program.name), []
+def _view(program: Program, device: str, own: Collection[Tile], shared: frozenset[Tile]) -> View:
+    view, positions = Program(program.name), []
     for position, entry in enumerate(program.entries):
         if isinstance(entry, Mark):
-            part.mark(entry.name, [tile for tile in program.rewritten[entry.name] if tile in own])
+            view.mark(entry.name, [tile for tile in program.rewritten[entry.name] if tile in own])
         elif (seen := _seen(entry, device, own)) is not None:
-            part.add(seen)
+            view.add(seen)
         else:
             continue
         # The others lose their copies when the entry before a passage changes the tiles.
         positions.append(position - (isinstance(entry, Passage) and entry.device != device))
-    part.inputs = {name: tile for name, tile in program.inputs.items() if tile in own}
-    part.temporaries = [tile for tile in program.temporaries if tile in own]
-    return Part(part.finish(), positions, shared)
+    view.inputs = {name: tile for name, tile in program.inputs.items() if tile in own}
+    view.temporaries = [tile for tile in program.temporaries if tile in own]
+    return View(view.finish(), positions, shared)
 
 
 def _seen(entry: Entry, device: str, own: Collection[Tile]) -> Entry | None:

@@ -1,4 +1,4 @@
-"""The part of a program that one device sees: its own entries, and what happens elsewhere to its tiles."""
+"""The view of a program that one device has: its own entries, and what happens elsewhere to its tiles."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation, device_named
-from asynctile.program.part import Part, parts_of
 from asynctile.program.program import Elsewhere, Fetch, Mark, Program
 from asynctile.program.spread import spread
+from asynctile.program.view import View, views_of
 from tests.by_hand import standing
 from tests.schedule.made import program_by
 
 
-def told(part: Part) -> list[tuple[int, str, list[str], str]]:
+def told(view: View) -> list[tuple[int, str, list[str], str]]:
     """Return the position of each entry, where it runs, its tiles and their accesses."""
-    entries = zip(part.positions, part.program.entries, strict=True)
+    entries = zip(view.positions, view.program.entries, strict=True)
     return [(at, entry.device, [tile.name for tile in entry.tiles], entry.access) for at, entry in entries]
 
 
@@ -33,11 +33,11 @@ def operation(device: str, tiles: Sequence[object], access: str) -> Operation:
     return Operation("none", tuple(tiles), access, device=device)  # type: ignore[arg-type]
 
 
-def test_the_part_of_an_only_device_is_the_program_itself() -> None:
+def test_the_view_of_an_only_device_is_the_program_itself() -> None:
     (a,) = standing("a")
     program = program_of(operation("device:0", [a], UPDATE))
-    (part,) = parts_of(program)
-    assert part.program is program and list(part.positions) == [0]
+    (view,) = views_of(program)
+    assert view.program is program and list(view.positions) == [0]
 
 
 def test_a_device_sees_its_own_entries_and_what_passes_between_devices() -> None:
@@ -45,7 +45,7 @@ def test_a_device_sees_its_own_entries_and_what_passes_between_devices() -> None
     program = program_of(
         operation("device:0", [a], UPDATE), operation("device:0", [b], UPDATE), operation("device:1", [a, c], READ + WRITE))
     program = spread(program, [0, 0, 1])
-    first, second = parts_of(program)
+    first, second = views_of(program)
     assert told(first) == [(0, "device:0", ["a"], "u"), (1, HOST, ["a"], "r"), (2, "device:0", ["b"], "u")]
     assert told(second) == [(0, HOST, ["a"], "w"), (3, "device:0", ["a", "c"], "rw")]
     assert first.shared == second.shared == {a}
@@ -55,22 +55,22 @@ def test_a_device_sees_work_of_the_host_on_its_own_tiles_alone() -> None:
     a, b, c = standing("a", "b", "c")
     program = program_of(
         operation("device:0", [a], READ), operation("device:0", [b], READ), operation(HOST, [a, b, c], WRITE + READ + UPDATE))
-    first, second = parts_of(spread(program, [0, 1, 0]))
+    first, second = views_of(spread(program, [0, 1, 0]))
     assert told(first) == [(0, "device:0", ["a"], "r"), (2, HOST, ["a"], "w")]
     assert told(second) == [(1, "device:0", ["b"], "r"), (2, HOST, ["b"], "r")]
 
 
 @given(seed=st.integers(0, 1 << 32))
-def test_parts_share_out_all_operations_and_fetches_in_order(seed: int) -> None:
+def test_views_share_out_all_operations_and_fetches_in_order(seed: int) -> None:
     chance = random.Random(seed)
     program = program_by(chance)
     program = spread(program, [chance.randrange(3) for _ in program.entries])
-    parts = parts_of(program)
-    for number, part in enumerate(parts):
-        own = [entry for entry in part.program.entries if not isinstance(entry, Mark | Elsewhere)]
+    views = views_of(program)
+    for number, view in enumerate(views):
+        own = [entry for entry in view.program.entries if not isinstance(entry, Mark | Elsewhere)]
         meant = [entry for entry in program.entries
                  if isinstance(entry, Operation | Fetch) and entry.device == device_named(number)]  # fmt: skip
-        if len(parts) > 1:
+        if len(views) > 1:
             assert [(entry.tiles, entry.access) for entry in own] == [(entry.tiles, entry.access) for entry in meant]
-        assert list(part.positions) == sorted(part.positions)
-        assert [entry.name for entry in part.program.entries if isinstance(entry, Mark)] == list(program.marks)
+        assert list(view.positions) == sorted(view.positions)
+        assert [entry.name for entry in view.program.entries if isinstance(entry, Mark)] == list(program.marks)
