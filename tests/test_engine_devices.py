@@ -16,7 +16,6 @@ from asynctile.events import Opened, Pressure
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
-from asynctile.storage.residency import REPLACE
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of, life_of
 from tests.matmul import Matmul, engine_for, product_in_ram
@@ -30,13 +29,12 @@ async def bring(engine, number, tile, value=None):
     tiers = runtime_of(engine).tiers
 
     async def job():
-        top, place = tiers.tops[number], tiers.copies.place(tile)
+        top = tiers.tops[number]
         residency = top.of(tile)
-        residency.backing = place
-        top.drop(residency, REPLACE)
         for other in tiers.tops:
             if other.of(tile).slot is not None:
                 other.give_up(other.of(tile))
+        tiers.copies.drop(top, residency)
         top.admit([residency], "r")
         await tiers.run_ahead.settle()
         if value is not None:
@@ -165,7 +163,7 @@ async def test_work_on_the_first_device_finds_what_another_one_has_changed(again
         await work.prepare(engine)
         await work.run(engine)
         a, c = work.tiles["a"][0, 0], work.tiles["c"][0, 0]
-        await runtime_of(engine).reserve(work.demand)  # packed RAM has no slots
+        await runtime_of(engine).reserve(work.demand)  # packed tiers have no slots
         await bring(engine, 1, a, 2.0)
         work.part(work.a, 0, 0).fill(2.0)
         if again == "a program":
@@ -246,6 +244,7 @@ async def test_a_trace_has_tracks_for_every_device(tmp_path):
         await work.prepare(engine)
         engine.start_trace(tmp_path / "t.json")
         await work.run(engine)
+        await runtime_of(engine).reserve(work.demand)  # packed tiers have no slots
         await bring(engine, 1, work.tiles["a"][0, 0])
         engine.stop_trace()
     events = json.loads((tmp_path / "t.json").read_text())

@@ -43,31 +43,39 @@ class Copies:
             first.backing = in_ram
         return in_ram
 
+    def drop(self, top: Tier, residency: Residency) -> None:
+        """Drop a copy on a device, if it has one: the newest bytes are in RAM or on another device."""
+        residency.backing = self.host.of(residency.tile)
+        top.drop(residency, REPLACE)
+        residency.saved = None
+
     def bring_down(self, tiles: Collection[Tile]) -> None:
         """Let all devices but the first give up these tiles: then RAM or the first one has the newest bytes.
 
         RAM must have slots. BudgetError if it has no room, with the tile where it was. Nothing is awaited.
         """
-        wanted = set(tiles)
-        self.give_up([one for top in self.tops[1:] for one in top.ledger.resident if one.tile in wanted])
+        for top in self.tops[1:]:
+            for tile in tiles:
+                residency = top.met(tile)
+                if residency is not None and residency.state is not ABSENT:
+                    if residency.slot is not None:
+                        top.give_up(residency)
+                    self._tell_first(tile)
 
     def give_up(self, copies: Iterable[Residency]) -> None:
-        """Evict these copies, as for `bring_down`. The first device learns that their tiles have bytes below."""
+        """Evict these copies, as `bring_down` does. The first device learns that their tiles have bytes below it."""
         for residency in copies:
             top = next(top for top in self.tops if top.met(residency.tile) is residency)
             top.give_up(residency)
             if top is not self.tops[0]:
-                self._meet(residency.tile)
+                self._tell_first(residency.tile)
 
     def replace(self, tile: Tile) -> None:
         """Note that the host has written the tile in RAM: every copy on a device is outdated."""
-        if self.tops[0] is self.host:
-            return
-        for top in self.tops:
-            residency = top.met(tile)
-            if residency is not None:
-                top.drop(residency, REPLACE)
-                residency.saved = None
+        if self.tops[0] is not self.host:
+            for top, residency in self._known(tile):
+                self.drop(top, residency)
+            self._tell_first(tile)
 
     def release(self, tiles: Iterable[Tile]) -> None:
         """Free dead tiles on every device and below. The next owners of their slots wait for the work that is still on them."""
@@ -95,12 +103,11 @@ class Copies:
         met = ((top, top.met(tile)) for top in self.tops)
         return [(top, residency) for top, residency in met if residency is not None and residency.state is not ABSENT]
 
-    def _meet(self, tile: Tile) -> None:
-        """Let the first device know that the tile's bytes are below, if it has never heard of them."""
+    def _tell_first(self, tile: Tile) -> None:
+        """Let the first device know that the tile's bytes are below it, if it has never heard of them."""
         first = self.tops[0].of(tile)
         if first.state is ABSENT:
-            self.place(tile)
-            self.tops[0].drop(first, REPLACE)
+            self.drop(self.tops[0], first)
 
     def _forget(self, tile: Tile, but: Residency | None = None) -> None:
         """Forget the tile's bytes on every device, except for the residency `but`."""

@@ -15,7 +15,7 @@ from asynctile.launch.assembly import Assembly
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.ops import copy, fill
 from asynctile.program.needs import demand_of
-from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, REPLACE, STORED
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
@@ -52,11 +52,10 @@ async def opened(count=2, slots=3, ram=None, folder=None):
 
 def bring(tiers, number, tile):
     """Put a copy of the tile, which stands nowhere else, on a device, as a schedule would; return its residency there."""
-    top, place = tiers.tops[number], tiers.copies.place(tile)
+    top = tiers.tops[number]
     residency = top.of(tile)
     if residency.state is ABSENT:
-        residency.backing = place
-        top.drop(residency, REPLACE)
+        tiers.copies.drop(top, residency)
     top.admit([residency], "r")
     return residency
 
@@ -139,6 +138,16 @@ async def test_an_operation_on_the_first_device_finds_what_another_one_has_writt
         assert tiers.tops[1].written_nbytes == 2 * PAGE and not tiers.tops[1].ledger.resident
         await assembly.launch(fill(a, 9.0), None)
         assert states(tiers, a)[0] is DIRTY and (await assembly.read(a) == 9).all()
+
+
+async def test_the_first_device_finds_a_tile_that_it_has_never_met_below_another_one():
+    async with opened() as assembly:
+        tiers, (tile, other, *_) = assembly.tiers, TILES
+        await write(tiers, 1, tile, 6)
+        tiers.tops[1].clear()
+        assert states(tiers, tile) == [ABSENT, STORED]
+        await assembly.launch(copy(tile, other), None)
+        assert (await assembly.read(other) == 6).all() and states(tiers, tile) == [CLEAN, STORED]
 
 
 async def test_the_first_device_waits_for_what_another_one_still_computes():
