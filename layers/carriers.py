@@ -63,8 +63,8 @@ class _Finder:
         self._owners = owners
         self._owners_of_gradients = _owners_of_gradients(program, owners)
         self._found = [0] * len(program)
-        #: by tile, the number of the entry that fills it, while its home is not known
-        self._filled: dict[Tile, int] = {}
+        #: by tile, the numbers of the entries that write it, while its home is not known
+        self._filled: dict[Tile, list[int]] = {}
 
     def devices(self) -> list[int]:
         """Return the device of each entry."""
@@ -77,11 +77,12 @@ class _Finder:
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
         device = self._device(entry, written)
         if device is None:
-            self._filled.update(dict.fromkeys(written, number))
+            for tile in written:
+                self._filled.setdefault(tile, []).append(number)
             return
         for tile in entry.tiles:
-            if tile in self._filled:
-                self._found[self._filled.pop(tile)] = self.homes[tile] = device
+            for earlier in self._filled.pop(tile, ()):
+                self._found[earlier] = self.homes[tile] = device
         self._found[number] = device
         self.homes.update((tile, device) for tile in written if not tile.persistent)
 
@@ -94,7 +95,7 @@ class _Finder:
         if len(there) == 1:
             return there.pop()
         if there or any(tile in self._filled for tile in entry.tiles):
-            return self._owners_of_gradients[entry.tiles[-1]]
+            return self._owners_of_gradients.get(entry.tiles[-1])
         return None
 
 
