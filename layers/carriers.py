@@ -53,8 +53,8 @@ def carried(recording: Recording, carriers: Sequence[int]) -> Program:
 class _Finder:
     """Finds the device of each entry of a program. owners: of weight tiles.
 
-    homes: by tile, the device that has written it; of inputs, the device of their rows. A tile that was filled with a constant
-    has its home where it is used first.
+    homes: by tile, the device that has written it; of inputs, the device of their rows. A tile that was filled from constants
+    or weights alone has its home where it first meets a tile with a home.
     """
 
     def __init__(self, program: Program, owners: Mapping[Tile, int]) -> None:
@@ -63,7 +63,7 @@ class _Finder:
         self._owners = owners
         self._owners_of_gradients = _owners_of_gradients(program, owners)
         self._found = [0] * len(program)
-        #: by tile, the numbers of the entries that write it, while its home is not known
+        #: by tile, the numbers of the entries that have written it, while its home is not known
         self._filled: dict[Tile, list[int]] = {}
 
     def devices(self) -> list[int]:
@@ -81,22 +81,25 @@ class _Finder:
                 self._filled.setdefault(tile, []).append(number)
             return
         for tile in entry.tiles:
-            for earlier in self._filled.pop(tile, ()):
-                self._found[earlier] = self.homes[tile] = device
+            if tile in self._filled:
+                self.homes[tile] = device
+                for earlier in self._filled.pop(tile):
+                    self._found[earlier] = device
         self._found[number] = device
         self.homes.update((tile, device) for tile in written if not tile.persistent)
 
     def _device(self, entry: Entry, written: Sequence[Tile]) -> int | None:
-        """Return the device of an entry; None if it only fills a tile."""
+        """Return the device of an entry; None if nothing says yet where the tile that it writes will be used."""
         for tile in written:
             if tile in self._owners:
                 return self._owners[tile]
         there = {self.homes[tile] for tile in entry.tiles if tile in self.homes}
         if len(there) == 1:
             return there.pop()
-        if there or any(tile in self._filled for tile in entry.tiles):
-            return self._owners_of_gradients.get(entry.tiles[-1])
-        return None
+        if there:
+            return self._owners_of_gradients[entry.tiles[-1]]
+        is_begun = any(tile in self._filled for tile in entry.tiles)
+        return self._owners_of_gradients.get(entry.tiles[-1]) if is_begun else None
 
 
 def _owners_of_gradients(program: Program, owners: Mapping[Tile, int]) -> dict[Tile, int]:

@@ -27,10 +27,10 @@ def parameters_of(shape: Shape, precision: str = "fp32") -> Parameters:
 
 
 def recorded(
-    kind: str, carriers: tuple[int, ...], *, precision: str = "fp32", on_host: bool = False
+    kind: str, carriers: tuple[int, ...], *, precision: str = "fp32", on_host: bool = False, shape: Shape = SHAPE
 ) -> tuple[Program, Parameters]:
-    parameters = parameters_of(SHAPE, precision)
-    rows = parameters.tiling.rows(8, SHAPE.length, 1, len(carriers))
+    parameters = parameters_of(shape, precision)
+    rows = parameters.tiling.rows(8, shape.length, 1, len(carriers))
     chosen = list(parameters.weights()) if on_host else ()
     return record(kind, parameters, rows, on_host=chosen, carriers=carriers), parameters
 
@@ -89,6 +89,18 @@ def test_rows_stay_on_the_device_of_their_replica() -> None:
              for tile, row in inputs.items()}  # fmt: skip
     half = len(where) // 2
     assert where == {row: {device_named(int(row >= half))} for row in where}
+
+
+def test_rows_that_reach_over_two_tiles_of_positions_begin_where_their_tokens_are() -> None:
+    shape = LIGHT["sequences cut, all ragged"]
+    program, _ = recorded("step", TABLES[2], shape=shape)
+    begun = Counter[Tile]()
+    for operation in program.operations():
+        if operation.kernel == "embed_positions":
+            begun[operation.operands[-1]] += 1
+    assert max(begun.values()) == 2
+    for tile in begun:
+        assert len({operation.device for operation in program.operations() if tile in operation.operands}) == 1
 
 
 def test_one_device_carries_the_program_of_replicas_unchanged() -> None:
