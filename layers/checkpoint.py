@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile.errors import CheckpointError
 from asynctile.layers.activations import check_recompute
+from asynctile.layers.carriers import table
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config
 from asynctile.layers.exchange import (
@@ -198,6 +199,7 @@ async def load(runtime: Runtime, path: str | os.PathLike[str]) -> tuple[ModelSta
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
+        table(training.settings.replicas, runtime.devices)  # refuses more devices than replicas, before any weight is read
         _warn_of_changes(state, await runtime.compute(surroundings) | _arithmetic(model), folder)
         await model.set_weights(source.read, files)
 

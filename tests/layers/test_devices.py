@@ -1,36 +1,102 @@
-"""Trainings in an engine of several devices: their bits depend on the replicas, and not on the devices that carry them."""
+"""Trainings of four replicas in an engine of several devices: one digest however many carry them, and the planned bytes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.layers.training import NARROW, assert_same_bits, floor_of, outcome
+from asynctile import Engine
+from asynctile.layers import Trainer
+from asynctile.layers.machine import Machine
+from asynctile.layers.model import model_state_of
+from asynctile.layers.plan import Plan, plan_step
+from tests.laws import covering, law
+from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, trained, yardstick
+from tests.layers.training import OPTIMIZER, assert_same_bits, assert_same_tensors, batches_of, floor_of, lively, moments_of
 
-#: Four replicas of one sequence each.
-FOUR = replace(NARROW, batch=4, micro_batches=1)
-
-
-@pytest.mark.parametrize("plays", [True, False])
-@pytest.mark.parametrize("cap", [None, 2.0, 1.0])
-@pytest.mark.parametrize("device", ["emulated*2", "emulated*3"])
-async def test_a_training_on_several_devices_gives_the_bits_of_one(device: str, cap: float | None, plays: bool) -> None:
-    options: dict[str, Any] = {} if cap is None else {"device_memory": int(cap * await floor_of(FOUR))}
-
-    def prepare(engine: Any) -> None:
-        engine.plays = plays
-
-    found = await outcome(FOUR, device=device, engine_options=options, prepare=prepare, replicas=4)
-    assert_same_bits(found, await outcome(FOUR, device="cpu", replicas=4))
-    assert cap is None or found.device_peak_bytes <= options["device_memory"]
+RUNS = {"played": lambda _: None, "by coroutines": by_coroutines}
+CLIPS = {"fused": None, "clipped": 0.1}
 
 
-@pytest.mark.parametrize("update", ["device", "host"])
-async def test_a_training_over_a_spill_folder_gives_the_same_bits_on_three_devices(update: str, tmp_path: Path) -> None:
-    states = FOUR.config.states_nbytes
-    caps = {"device_memory": states // 2, "host_memory": states, "spill": tmp_path}
-    found = await outcome(FOUR, device="emulated*3", engine_options=caps, update=update, clip_norm=0.5, replicas=4)
-    assert_same_bits(found, await outcome(FOUR, device="cpu", clip_norm=0.5, replicas=4))
+def emulated(devices: int) -> str:
+    return "emulated" if devices == 1 else f"emulated*{devices}"
+
+
+@pytest.mark.parametrize(
+    ("devices", "cap", "clip_norm", "prepare"), covering([2, 3, 4, 1], ["tight", "roomy", "none"], CLIPS, RUNS)
+)
+async def test_no_number_of_devices_changes_a_bit(devices: int, cap: str, clip_norm: float | None, prepare: Any) -> None:
+    caps = {"tight": await floor_of(SHAPE), "roomy": STATES // 2, "none": None}
+    options = {"device_memory": caps[cap]}
+    found = await trained(emulated(devices), options, clip_norm=clip_norm, prepare=prepare)
+    assert_same_bits(found, await yardstick(clip_norm=clip_norm))
+    assert found.device_peak_bytes <= (caps[cap] or STATES * 10)
+
+
+@pytest.mark.parametrize(
+    ("devices", "update", "clip_norm", "prepare"), covering([2, 3, 4], ["host", "auto", "device"], CLIPS, RUNS)
+)
+async def test_no_spill_folder_below_several_devices_changes_a_bit(
+    devices: int, update: str, clip_norm: float | None, prepare: Any, tmp_path: Path
+) -> None:
+    caps = {"device_memory": int(0.3 * STATES), "host_memory": int(0.8 * STATES), "spill": tmp_path}
+    found = await trained(emulated(devices), caps, update=update, clip_norm=clip_norm, prepare=prepare)
+    assert_same_bits(found, await yardstick(clip_norm=clip_norm))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (3, 2), law(4, 1), law(2, 3)])
+async def test_a_run_resumed_on_another_number_of_devices_has_equal_bits(before: int, after: int, tmp_path: Path) -> None:
+    async with Engine(emulated(before), device_memory=STATES // 3) as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS)
+        await trainer.step(*BATCHES[0])
+        await trainer.save(tmp_path / "c")
+    async with Engine(emulated(after), device_memory=STATES // 4) as engine:
+        again = await Trainer.load(engine, tmp_path / "c")
+        for batch in BATCHES[1:]:
+            await again.step(*batch)
+        expected = await yardstick()
+        assert_same_tensors(await again.model.state_dict(), expected.weights)
+        assert_same_tensors(await moments_of(again), expected.moments)
+
+
+def planned(devices: int, cap: int | None, update: str, **options: Any) -> Plan:
+    machine = Machine(device=emulated(devices), device_memory=cap)
+    return plan_step(SHAPE.config, SHAPE.work(update=update, **options), machine)
+
+
+@pytest.mark.parametrize(("devices", "share", "update", "options"), [
+    (4, 0.3, "auto", {}), (2, 0.15, "device", {"clip_norm": 0.1}), (3, None, "host", {}),
+    law(4, 0.15, "device", {}), law(4, 0.4, "host", {"clip_norm": 0.1}), law(3, 0.3, "device", {"recompute": False}),
+    law(2, 3.0, "auto", {}), law(2, None, "device", {}), law(3, 0.4, "auto", {"clip_norm": 0.1}),
+])  # fmt: skip
+async def test_every_step_after_the_first_moves_the_planned_bytes(
+    devices: int, share: float | None, update: str, options: dict[str, Any]
+) -> None:
+    cap = None if share is None else int(share * STATES)
+    plan = planned(devices, cap, update, **options)
+    async with Engine(emulated(devices), device_memory=cap) as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS, update=update, **options)
+        before = engine.statistics().operations
+        reports = [report async for report in trainer.run(batches_of(SHAPE, 4))]
+        assert engine.statistics().operations - before == 4 * plan.operations
+    assert (plan.devices, [report.played for report in reports]) == (devices, [False, True, True, True])
+    moved = [(report.uploaded_bytes, report.downloaded_bytes) for report in reports]
+    assert moved[1:] == [(plan.uploaded_bytes, plan.downloaded_bytes)] * 3
+    assert reports[-1].device_peak_bytes == plan.device_peak_bytes
+
+
+async def test_more_devices_than_replicas_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        await Trainer(await lively(engine, SHAPE), replicas=2).save(tmp_path / "c")
+    async with Engine("emulated*4", device_memory=STATES) as engine:
+        with pytest.raises(ValueError, match="4 devices cannot share 2 replicas"):
+            await Trainer.load(engine, tmp_path / "c")
+        assert engine.statistics().host_used_bytes == 0
+        model = await lively(engine, SHAPE)
+        with pytest.raises(ValueError, match="4 devices cannot share 1 replica; choose replicas") as caught:
+            Trainer(model)
+        assert "\n" not in str(caught.value) and not model_state_of(model).has_moments
