@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 
 from asynctile.cli.options import CONSTANT, Options
-from asynctile.device.names import drivable
+from asynctile.device import resolved
+from asynctile.device.names import drivable, names_of
 from asynctile.errors import DeviceError
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
 from asynctile.program.precision import PRECISIONS
 
-__all__ = ["check_fit", "steps_of"]
+__all__ = ["check_devices", "check_fit", "steps_of"]
 
 #: The largest step that a checkpoint can count.
 MOST_STEPS = 1 << 63
@@ -31,6 +32,17 @@ def check_fit(options: Options) -> Options:
     _check_schedule(options)
     _check_trace(options)
     return options
+
+
+def check_devices(options: Options, *, planned: bool = False) -> None:
+    """Raise ValueError for more devices than replicas, and for several GPUs unless the step is only planned."""
+    try:
+        names = (names_of if planned else drivable)(resolved(options.device))
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
+    if len(names) > options.replicas:
+        raise ValueError(f"--device {options.device} has {len(names)} devices, but --replicas is {options.replicas}; choose "
+                         f"--replicas of at least {len(names)}, a power of two that divides --batch-size, or fewer devices")
 
 
 def _check_validation(options: Options) -> None:
@@ -96,7 +108,7 @@ def _check_placement(options: Options) -> None:
 def _kind_of(device: str) -> str:
     """Return the name of the first device that --device names. ValueError for a name that no engine accepts."""
     try:
-        return drivable(device)[0]
+        return names_of(device)[0]
     except DeviceError:
         raise ValueError(f"unknown --device {device}; expected auto, cpu, emulated or cuda:N, or several, such as "
                          "emulated*2") from None  # fmt: skip

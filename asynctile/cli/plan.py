@@ -17,6 +17,7 @@ from typing import Any, Self
 from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.excess import warn_of_excess
+from asynctile.cli.fitting import check_devices
 from asynctile.cli.model import choose_shape
 from asynctile.cli.options import Options
 from asynctile.cli.placement import machine_of, work_of
@@ -47,6 +48,7 @@ def run(given: dict[str, Any]) -> int:
         rates = recorded_rates(record, options.device, options.precision, folder.path)
     else:
         options, rates = new_options(typed), None
+    check_devices(options, planned=True)
     warn_of_excess(options)
     shape = choose_shape(options, expected_vocab_size(options))
     seq_len = options.seq_len or shape.block_size

@@ -26,7 +26,7 @@ from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, expected_
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.figures import as_sizes
-from asynctile.cli.fitting import check_fit, steps_of
+from asynctile.cli.fitting import check_devices, check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, companions_with, follow, new_trainer, open_model
 from asynctile.cli.options import Options
@@ -123,6 +123,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
         try:
             record = folder.read_record()
             options = resumed_options(typed, record["options"], folder.path)
+            check_devices(options)
             folder.rates = recorded_rates(record, options.device, options.precision, folder.path)
             _check_written(options, typed, folder)
             return options, folder, open_callbacks(options.callback, options.tensorboard)
@@ -130,6 +131,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
             folder.unclaim()
             raise
     options = new_options(typed)
+    check_devices(options)
     _check_written(options, typed, None)
     if options.out is None:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
