@@ -1,0 +1,106 @@
+"""Kernels that sleep for as long as they compute, for measurements of several devices on few cores.
+
+Each call of a kernel is measured once, for its shapes and arguments, as the CPU time of one thread. While `sleeping` is entered,
+steps that come to be played call a compiled sleep of that time in its place. Copies, links and workers stay as they are. Steps
+by coroutines compute as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+
+from asynctile.execute.workers import calls
+from asynctile.execute.workers.layout import Block, layout, native_of
+from asynctile.kernels.cpu.jit import KERNELS, intrinsic
+from asynctile.program.operation import Operation
+
+#: What decides how long a call takes: the kernel, the shape and type of each operand, and the arguments.
+Call = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[int | float | bool, ...]]
+#: Calls that are measured for each kind of call; the fastest counts.
+TRIES = 5
+_NANOSLEEP, _SLACK, _PR_SET_TIMERSLACK = "bench_nanosleep", 1, 29
+_INT = ir.IntType(64)
+_libc = ctypes.CDLL(None, use_errno=True)
+llvm.add_symbol(_NANOSLEEP, ctypes.cast(_libc.nanosleep, ctypes.c_void_p).value)
+
+
+@intrinsic
+def _nanosleep(typing: Any, nanoseconds: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        billion = ir.Constant(_INT, 10**9)
+        spec = cgutils.alloca_once(builder, ir.LiteralStructType([_INT, _INT]))
+        builder.store(builder.sdiv(args[0], billion), cgutils.gep_inbounds(builder, spec, 0, 0))
+        builder.store(builder.srem(args[0], billion), cgutils.gep_inbounds(builder, spec, 0, 1))
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), [_INT, _INT]), _NANOSLEEP)
+        return builder.call(function, [builder.ptrtoint(spec, _INT), ir.Constant(_INT, 0)])
+
+    return types.int32(types.int64), emit
+
+
+@njit(types.void(types.int64), nogil=True)
+def _sleep(nanoseconds: int) -> None:
+    _nanosleep(nanoseconds)
+
+
+def sleep_exactly() -> None:
+    """Let threads that this one starts wake up when they asked to, and not up to 50 us later."""
+    _libc.prctl(_PR_SET_TIMERSLACK, _SLACK, 0, 0, 0)
+
+
+def call_of(operation: Operation) -> Call:
+    operands = tuple((tile.shape, np.dtype(tile.dtype).name) for tile in operation.operands)
+    return operation.kernel, operands, operation.params
+
+
+def measured(operations: Iterable[Operation]) -> dict[Call, float]:
+    """Return the seconds of each kind of call among the operations."""
+    different = {call_of(operation): operation for operation in operations}
+    return {call: _seconds(operation) for call, operation in different.items()}
+
+
+def _seconds(operation: Operation) -> float:
+    random, kernel = np.random.default_rng(1), KERNELS[operation.kernel]
+    arrays = [_array(random, tile.shape, tile.dtype) for tile in operation.operands]
+    args = (*arrays, *operation.params, *([] if operation.number is None else [np.zeros(1)]))
+    spent = []
+    for _ in range(TRIES):
+        began = time.thread_time()
+        kernel(*args)
+        spent.append(time.thread_time() - began)
+    return min(spent)
+
+
+def _array(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Return small positive numbers; zeros where the type is no float, which are tokens."""
+    return random.random(shape).astype(dtype) if np.dtype(dtype).kind == "f" else np.zeros(shape, dtype)
+
+
+@contextmanager
+def sleeping(seconds: dict[Call, float]) -> Iterator[None]:
+    """Make every schedule that is prepared for workers sleep instead of compute."""
+    address = native_of(_sleep, (types.int64,))
+    assert address is not None
+
+    def asleep(kernel: Any, operands: Sequence[tuple[Any, Any]], params: Sequence[Any], has_number: bool) -> Block | None:
+        block = layout(kernel, operands, params, has_number)
+        if block is None:
+            return None
+        call = kernel.__name__, tuple((shape, np.dtype(dtype).name) for shape, dtype in operands), tuple(params)
+        words = block.words.copy()
+        words[2] = round(1e9 * seconds[call])  # the first argument: elsewhere a word of the first array that no kernel reads
+        return replace(block, address=address, words=words)
+
+    with patch.object(calls, "layout", asleep):
+        yield
