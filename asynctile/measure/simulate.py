@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asynctile.execute.space import must_decide, space_of
 from asynctile.memory.tiers import TierOptions, arenas_of
@@ -37,6 +37,7 @@ class Traffic:
     spill_needed: least limit of the spill folder.
     divided: whether tiles come and go in the memory that operations run in.
     unused: bytes of its cap that no tile uses at the peak; 0 where it holds everything.
+    schedule: the schedule that moves them.
     """
 
     uploaded_nbytes: int
@@ -51,6 +52,7 @@ class Traffic:
     spill_needed_nbytes: int
     divided: bool
     unused_nbytes: int
+    schedule: Schedule = field(repr=False, compare=False)
 
 
 def simulate(
@@ -100,6 +102,7 @@ def simulate(
         spill_needed_nbytes=needed,
         divided=top.divided,
         unused_nbytes=top.cap - peak if top.divided and top.cap is not None else 0,
+        schedule=schedule,
     )
 
 
