@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Recording
+from asynctile.program.lag import lagging
 from asynctile.program.operation import HOST, READ
 from asynctile.program.program import Entry, Mark, Program
 from asynctile.program.spread import spread
@@ -38,8 +39,11 @@ def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
     return found
 
 
-def carried(recording: Recording, carriers: Sequence[int]) -> Program:
-    """Return the recorded program, which is finished, with each entry on its device. carriers: the device of each replica."""
+def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]) -> Program:
+    """Return the recorded program, which is finished, with each entry on its device, in an order in which devices wait little.
+
+    carriers: the device of each replica. begins: where the parts of the step begin.
+    """
     program, devices = recording.program, max(carriers) + 1
     if devices == 1:
         return program
@@ -47,7 +51,8 @@ def carried(recording: Recording, carriers: Sequence[int]) -> Program:
     for rows, device in zip(recording.rows.by_replica, carriers, strict=True):
         for row in rows:
             finder.homes.update((given[row.index], device) for given in (recording.tokens, recording.targets) if given)
-    return spread(program, finder.devices())
+    found = finder.devices()
+    return spread(program, found, lagging(program, found, begins))
 
 
 class _Finder:

@@ -42,8 +42,8 @@ def record(
     backward recomputes the rest. on_host: the weight tiles whose update runs on the host. carriers: the device of each replica;
     none: one device carries all. Results are bitwise equal for every `kept`, `on_host`, `carriers` and number of passes.
     """
-    recording, _ = _recorded(kind, parameters, rows, kept, on_host)
-    return carried(recording, carriers) if carriers else recording.program
+    recording, begins = _recorded(kind, parameters, rows, kept, on_host)
+    return carried(recording, carriers, begins) if carriers else recording.program
 
 
 def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0) -> tuple[Program, list[int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from asynctile.program.operation import HOST, READ, Operation, device_named
@@ -24,16 +25,16 @@ class _Access(NamedTuple):
     writes: bool
 
 
-def spread(program: Program, devices: Sequence[int]) -> Program:
+def spread(program: Program, devices: Sequence[int], order: Sequence[int]) -> Program:
     """Return the finished program with each entry on its device. devices: their numbers, by entry.
 
-    Marks and work of the host have no device; their numbers are ignored.
+    Marks and work of the host have no device; their numbers are ignored. order: the positions of the entries in their new order.
     """
-    entries = [_on(entry, device) for entry, device in zip(program.entries, devices, strict=True)]
+    entries = [_on(program.entries[position], devices[position]) for position in order]
     passing = _passing(program, entries)
-    found, places = Program(program.name), []
+    found, places = Program(program.name), dict[int, int]()
     for position, entry in enumerate(entries):
-        places.append(len(found))
+        places[order[position]] = len(found)
         if isinstance(entry, Mark):
             found.mark(entry.name, program.rewritten[entry.name])
         else:
@@ -42,8 +43,8 @@ def spread(program: Program, devices: Sequence[int]) -> Program:
             found.add(Passage(tuple(passing[position]), entry.device))
     found.numbers, found.inputs, found.temporaries = program.numbers, program.inputs, program.temporaries
     found.fetches = [entry for entry in entries if isinstance(entry, Fetch)]
-    found.sections = [(places[position] if position < len(places) else len(found), section)
-                      for position, section in program.sections]  # fmt: skip
+    places[len(program)] = len(found)
+    found.sections = sorted(((places[position], section) for position, section in program.sections), key=itemgetter(0))
     return found.finish()
 
 
