@@ -159,7 +159,8 @@ class Fault(Event):
 class Pressure(Event):
     """A cap, in bytes, is nearly used up. tier: the argument that gave it: "device_memory", "host_memory" or "spill_limit".
 
-    Told once, and again only after usage was well below the cap. text: what follows, or which request was refused.
+    Told once, and again only after usage was well below the cap; of several devices, the fullest counts. text: what follows,
+    or which request was refused.
     """
 
     tier: str

@@ -92,8 +92,18 @@ class Machine:
 
     @property
     def cores(self) -> int:
-        """Number of tiles that are computed at once."""
+        """The cores that compute, those of the machine; 1 on a GPU."""
         return 1 if self.is_gpu else len(os.sched_getaffinity(0))
+
+    @property
+    def cores_of_each(self) -> int:
+        """The number of tiles that each device computes at once; emulated devices divide the cores."""
+        return self.cores if self.is_gpu else max(1, self.cores // self.devices)
+
+    @property
+    def side_by_side(self) -> int:
+        """How many times the machine's rate all devices compute at: once for emulated ones, which share the cores."""
+        return self.devices if self.is_gpu else 1
 
     @property
     def flops_per_s(self) -> float:
@@ -128,8 +138,8 @@ class Machine:
         page = PAGE if self.spill else ALIGNMENT
         if not self.is_gpu:
             spare = spare_memory()
-            device = spare // 2 if device is None else device
-            ram = spare - self.has_link * min(device, spare // 2) if ram is None else ram
+            device = spare // 2 // self.devices if device is None else device
+            ram = spare - self.has_link * min(device * self.devices, spare // 2) if ram is None else ram
         below = Room(ram, page)
         return (Room(device, self.grain.alignment), below) if self.has_link else (below,)
 

@@ -44,8 +44,8 @@ class Plan:
     - updates: weight tiles. updates_on_host: how many of them are updated on the host. "auto" is resolved as in a run with the
       same rates.
     - devices: how many share the replicas. Bytes and operations are those of all devices; floors, caps and peaks of one.
-    - compute_s: the GEMMs at the machine's rate, shared by all devices. link_s: the busiest direction of a link at link_rate,
-      None without a link limit.
+    - compute_s: the GEMMs at the machine's rate; GPUs share them, and emulated devices share the cores. link_s: the busiest
+      direction of a link at link_rate, None without a link limit.
     - bound: what bounds the step, in words.
     """
 
@@ -156,7 +156,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         prefetch=machine.prefetch,
         rates=machine.rates,
     )
-    compute_s, rate = flops / machine.flops_per_s / program.devices, machine.link_per_s
+    compute_s, rate = flops / machine.flops_per_s / machine.side_by_side, machine.link_per_s
     link_s = None if rate is None else traffic.busiest_nbytes / rate
     return Plan(
         device=machine.device,
@@ -201,7 +201,7 @@ def _bound(compute_s: float, link_s: float | None, machine: Machine) -> str:
     if machine.is_gpu and link_s is not None:
         return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at "
                 f"{link}{machine.rates.up_per_s / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
-                f"{machine.flops_per_s / 1e12:.0f} TFLOP/s")
+                f"{machine.flops_per_s / 1e12:.0f} TFLOP/s{' on each GPU' if machine.devices > 1 else ''}")
     compute = f"compute, about {compute_s:.2f} s at {assumed}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core"
     if link_s is None:
         return compute

@@ -96,7 +96,7 @@ def _floor(config: Config, tiling: Tiling, machine: Machine) -> Demand:
 
 
 def _around(machine: Machine, standing: list[Tile]) -> Surroundings:
-    return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores,
+    return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores_of_each,
                         rates=machine.rates, copies=machine.device.startswith("emulated"))  # fmt: skip
 
 

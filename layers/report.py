@@ -29,9 +29,9 @@ class StepReport:
     - step_s: the duration. tokens_per_s: all positions of the batch, B * T, a second. This is the speed of the arithmetic,
       which also computes ignored positions.
     - stall_s: seconds in which compute waited for a transfer; nan if that is not measured, as in Statistics.
-    - uploaded_bytes, downloaded_bytes, spill_read_bytes, spill_written_bytes: traffic of this step.
+    - uploaded_bytes, downloaded_bytes, spill_read_bytes, spill_written_bytes: traffic of this step, of all devices together.
     - device_peak_bytes, host_peak_bytes, spill_peak_bytes: peaks since the engine opened. device_peak_bytes is 0 on cpu, where
-      RAM is the device.
+      RAM is the device. On several devices it is the highest peak of one.
     - skipped: the loss (or, with clip_norm, the gradient) was not finite, and nothing was updated.
     - played: the step ran by a schedule without Python, instead of as coroutines. The results are the same.
     """

@@ -12,6 +12,7 @@ from typing import Any
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.session import Session
 from asynctile.layers.report import number_in
+from asynctile.share import runtime_of
 from asynctile.storage.counts import counted
 from asynctile.storage.folder import encode_json
 from asynctile.storage.sizes import format_size
@@ -98,7 +99,7 @@ async def finish(session: Session) -> bool:
     note(f"{sample}\n")
     # Metrics older than best models may hold a lower loss, measured on other windows.
     is_kept = folder.has_best and sums.best.get("step") == session.validations.best_step
-    for line in _sentences(sums, bigrams, is_kept):
+    for line in _sentences(sums, bigrams, is_kept, devices=runtime_of(session.engine).devices):
         note(line)
     note(f"wrote {picture.name}, sample.txt, metrics.jsonl and checkpoints to {folder.path}")
     if picture.suffix == ".svg":
@@ -108,8 +109,9 @@ async def finish(session: Session) -> bool:
     return True
 
 
-def _sentences(sums: Sums, bigrams: float, is_kept: bool) -> list[str]:
+def _sentences(sums: Sums, bigrams: float, is_kept: bool, devices: int) -> list[str]:
     lines = []
+    there, on_one = ("the devices", "each device") if devices > 1 else ("the device", "the device")
     if sums.validation_loss is not None:
         difference = bigrams - sums.validation_loss
         side = "below" if difference >= 0 else "above"
@@ -120,8 +122,8 @@ def _sentences(sums: Sums, bigrams: float, is_kept: bool) -> list[str]:
     lines.append(f"{counted(sums.steps, 'step')}, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     peaks = f"{format_size(sums.host_peak_bytes)} in RAM"
     if sums.device_peak_bytes:
-        lines.append(f"moved {format_size(sums.uploaded_bytes)} to the device and {format_size(sums.downloaded_bytes)} back")
-        peaks = f"{format_size(sums.device_peak_bytes)} on the device, {peaks}"
+        lines.append(f"moved {format_size(sums.uploaded_bytes)} to {there} and {format_size(sums.downloaded_bytes)} back")
+        peaks = f"{format_size(sums.device_peak_bytes)} on {on_one}, {peaks}"
     lines.append(f"peak {peaks}")
     if sums.spill_peak_bytes:
         read, written = format_size(sums.spill_read_bytes), format_size(sums.spill_written_bytes)

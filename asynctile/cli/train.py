@@ -256,9 +256,11 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
 
 def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]:
     engine, shape, tokens = session.engine, session.trainer.model.config, len(session.corpus.training)
+    runtime = runtime_of(engine)
+    each = " on each device" if runtime.devices > 1 else ""
     spill = [] if options.spill is None else [f"tiles that do not fit into RAM spill to {options.spill}"]
     return [f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on {engine.device} in "
-            f"{engine.precision} with a memory cap of {format_size(runtime_of(engine).device_cap)}",
+            f"{engine.precision} with a memory cap of {format_size(runtime.device_cap)}{each}",
             *spill,
             f"{tokens:,} training tokens; writing to {folder.path}",
             *_to_do(session.validations, session.trainer.step_count, options.steps)]

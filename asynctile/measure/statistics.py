@@ -66,10 +66,9 @@ class Statistics:
 
     share: its name, "engine" for the engine's own.
     spill_retries: transfers that succeeded after being repeated.
-    stall_s: seconds in which operations waited for copies and nothing else ran, for the device as a whole, averaged over
-        several devices. On a GPU it
-        counts from `Engine.start_trace` and is nan before: measuring takes time there, and cannot be done in replayed
-        steps.
+    stall_s: seconds in which operations waited for copies and nothing else ran, for the device as a whole; the mean of
+        several devices. On a GPU it counts from `Engine.start_trace` and is nan before: measuring takes time there, and
+        cannot be done in replayed steps.
     steps: training steps that updated the weights.
     skipped_steps: steps that updated nothing because a loss or gradient was not finite.
     step_tokens, step_s: targets that count, and seconds, of both kinds of steps.

@@ -101,6 +101,23 @@ def test_plan_of_a_gpu_needs_no_gpu_and_names_the_assumed_rates(program: Program
     assert "assumed 50 TFLOP/s" in wide and "copies" not in wide
 
 
+def test_plan_of_several_gpus_needs_none_and_counts_the_bytes_of_all(program: Program) -> None:
+    words = ("--batch-size", 8, "--replicas", 8, "--seq-len", 16, "--device-memory", "8MiB")
+    status, out, err = program("plan", *words, "--device", "cuda:0-7")
+    assert (status, err) == (0, "")
+    assert re.search(r"devices +8, which share the replicas; bytes are those of all", out)
+    assert "TFLOP/s on each GPU" in out
+    status, out, err = program("plan", "--batch-size", 8, "--replicas", 4, "--device", "cuda:0-7")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert "--device cuda:0-7 has 8 devices, but --replicas is 4" in err
+
+
+def test_emulated_devices_share_the_cores_in_the_times_of_a_plan(program: Program) -> None:
+    words = ("--batch-size", 4, "--replicas", 4, "--gflops", 100)
+    bounds = [program("plan", *words, "--device", device)[1].splitlines()[-1] for device in ("emulated", "emulated*4")]
+    assert bounds[0] == bounds[1] and "compute" in bounds[0]
+
+
 def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})

@@ -242,9 +242,10 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
 def test_a_run_with_a_disk_below_ram_has_equal_bits_reports_its_spill_and_leaves_nothing(
     device: str, train: Program, tmp_path: Path
 ) -> None:
-    assert train("--out", tmp_path / "all")[0] == 0
+    assert train("--out", tmp_path / "all", "--replicas", 2)[0] == 0
     (tmp_path / "spill").mkdir()
-    options = ["--device", device, "--host-memory", "400KiB", "--spill", tmp_path / "spill", "--spill-limit", "4MiB"]
+    options = ["--device", device, "--replicas", 2, "--host-memory", "400KiB", "--spill", tmp_path / "spill"]
+    options += ["--spill-limit", "4MiB"]
     if device != "cpu":
         options += ["--device-memory", "360KiB"]
     status, out, err = train("--out", tmp_path / "spilled", *options)
@@ -253,6 +254,35 @@ def test_a_run_with_a_disk_below_ram_has_equal_bits_reports_its_spill_and_leaves
     assert weights(tmp_path / "spilled", 6) == weights(tmp_path / "all", 6)
     assert list((tmp_path / "spill").iterdir()) == []
     assert sum(line.get("spill_read_bytes", 0) for line in metrics(tmp_path / "spilled")) > 0
+
+
+def test_a_run_goes_on_with_equal_bits_on_another_number_of_devices(train: Program, program: Program, tmp_path: Path) -> None:
+    whole, run, words = tmp_path / "whole", tmp_path / "run", ["--replicas", 4, "--steps", 4, "--validate-every", 2]
+    assert train("--out", whole, *words, "--sample-tokens", 3)[0] == 0
+    capped = ["--device", "emulated*2", "--device-memory", "360KiB"]
+    status, out, err = train("--out", run, *words, *capped, "--decay-steps", 4, "--steps=2", "--sample-tokens", 3)
+    assert (status, err) == (0, "")
+    assert "on emulated*2 in fp32 with a memory cap of 360.00 KiB on each device" in out
+    assert "to the devices and" in out and "on each device, " in out
+    for device, last in (("emulated*4", 3), ("emulated*3", 4)):
+        status, out, err = program("train", "--out", run, "--resume", "--device", device, "--steps", last)
+        assert (status, err) == (0, "")
+        assert f"on {device} in fp32" in out
+    assert weights(run, 4) == weights(whole, 4)
+    found = [[line for line in metrics(path) if line["step"] in (2, 4)] for path in (run, whole)]
+    told = [[line.get("loss", line.get("validation_loss")) for line in lines] for lines in found]
+    assert told[0] == told[1] and len(told[0]) == 4
+    assert (run / "samples.jsonl").read_text().splitlines()[0] == (whole / "samples.jsonl").read_text().splitlines()[0]
+
+
+def test_a_run_refuses_to_go_on_with_more_devices_than_replicas(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--replicas", 2, "--steps=1")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    again = ("train", "--out", run, "--resume", "--steps", 2, "--device")
+    refused(program(*again, "emulated*4"), "--device emulated*4 has 4 devices, but --replicas is 2")
+    refused(program(*again, "cuda:0,cuda:1"), "--device 'cuda:0,cuda:1' names 2 GPUs", "one GPU so far")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 def test_a_run_in_use_by_another_process_is_refused_in_one_line(train: Program, tmp_path: Path) -> None:

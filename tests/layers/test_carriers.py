@@ -15,6 +15,7 @@ from asynctile.program.program import Mark, Passage, Program
 from asynctile.storage.tile import Tile
 from tests.laws import law
 from tests.layers.shapes import LIGHT, Shape
+from tests.layers.shapes import shape as make_shape
 
 SHAPE = LIGHT["several sequences in a tile"]
 TABLES = [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 3)]
@@ -92,8 +93,7 @@ def test_rows_stay_on_the_device_of_their_replica() -> None:
 
 
 def test_rows_that_reach_over_two_tiles_of_positions_begin_where_their_tokens_are() -> None:
-    shape = LIGHT["sequences cut, all ragged"]
-    program, _ = recorded("step", TABLES[2], shape=shape)
+    program, _ = recorded("step", TABLES[2], shape=make_shape(20, 2, 35, 24, tile=12, batch=8, length=17, n_layer=1))
     begun = Counter[Tile]()
     for operation in program.operations():
         if operation.kernel == "embed_positions":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.model import model_state_of
 from asynctile.layers.plan import Plan, plan_step
+from tests.inside_engine import life_of
 from tests.laws import covering, law
 from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, trained, yardstick
 from tests.layers.training import OPTIMIZER, assert_same_bits, assert_same_tensors, batches_of, floor_of, lively, moments_of
@@ -87,6 +89,30 @@ async def test_every_step_after_the_first_moves_the_planned_bytes(
     moved = [(report.uploaded_bytes, report.downloaded_bytes) for report in reports]
     assert moved[1:] == [(plan.uploaded_bytes, plan.downloaded_bytes)] * 3
     assert reports[-1].device_peak_bytes == plan.device_peak_bytes
+
+
+def test_a_plan_supposes_the_room_and_the_cores_that_an_engine_gives_each_device() -> None:
+    one, four = (Machine(device=emulated(devices)) for devices in (1, 4))
+    for (device, ram), devices in ((one.rooms, 1), (four.rooms, 4)):
+        assert device.nbytes is not None and ram.nbytes is not None
+        assert device.nbytes * devices == pytest.approx(ram.nbytes, rel=0.2)  # RAM that others use comes and goes
+    devices = life_of(Engine("emulated*4")).devices
+    assert four.cores_of_each == devices[0].threads
+
+
+@pytest.mark.parametrize("prepare", RUNS.values(), ids=RUNS)
+async def test_a_trace_shows_the_kernels_and_copies_of_every_device(prepare: Any, tmp_path: Path) -> None:
+    async with Engine("emulated*2", device_memory=STATES // 2) as engine:
+        prepare(engine)
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS)
+        await trainer.step(*BATCHES[0])
+        engine.start_trace(tmp_path / "t.json")
+        await trainer.step(*BATCHES[1])
+        engine.stop_trace()
+    events = json.loads((tmp_path / "t.json").read_text())
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = {tracks.get(event["tid"], "").partition(" ")[0] for event in events if event["ph"] == "X"}
+    assert {f"{lane}:{device}" for lane in ("compute", "upload", "download") for device in (0, 1)} <= spans
 
 
 async def test_more_devices_than_replicas_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
