@@ -1,13 +1,13 @@
-"""The order of a program over several devices in which no device waits for the others where it can compute meanwhile. Pure.
+"""The order of a program in which no device waits for another one while it can compute. Pure.
 
-A device that adds up what others have computed waits for them, and for two passages over links. So such entries, and those that
-need their results, come later than they were recorded: among the same device's entries of the next part of the step. Entries
-that touch the same tile keep their order where one of them writes it, so no result changes.
+A device that adds up what others have computed waits for them, and then for two copies over links. Such entries lag: they and
+the entries that need their results come later than they were recorded, among the same device's entries of the next part of the
+step. Entries keep their order where one of them writes a tile of the other, so no result changes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -15,90 +15,102 @@ from asynctile.program.operation import HOST, READ
 from asynctile.program.program import Entry, Mark, Program
 from asynctile.storage.tile import Tile
 
+#: Positions of entries, in order, by the device among whose entries they come.
+Queues = dict[int, deque[int]]
+
 
 def lagging(program: Program, devices: Sequence[int], begins: Sequence[int]) -> list[int]:
     """Return the positions of all entries in their new order.
 
-    devices: of each entry; ignored for marks and work of the host. begins: where the parts of the step begin.
+    devices: of each entry; ignored for marks and work of the host. begins: where the parts of the step begin, ascending.
     """
-    return list(_Lag(program.entries, devices).order([0, *begins, len(program)]))
+    return list(_Lag(program, devices).order([0, *begins, len(program)]))
 
 
 class _Lag:
-    """One pass through a program. writers: the device that wrote each tile last, if it is no persistent one.
+    """One pass through a program.
 
-    late: by device, the entries that lag, and those of the part before, which are due in this one.
+    writers: the device that wrote each temporary tile last. late: entries that lag. due: those of the part before, which come
+    in this part. written, read: the queues of the entries held that write or read a tile.
     """
 
-    def __init__(self, entries: Sequence[Entry], devices: Sequence[int]) -> None:
-        self.entries = entries
+    def __init__(self, program: Program, devices: Sequence[int]) -> None:
+        self.program = program
         self.devices = devices
         self.writers: dict[Tile, int] = {}
-        self.late: dict[int, deque[int]] = defaultdict(deque)
-        self.due: dict[int, deque[int]] = defaultdict(deque)
-        #: by tile, the device among whose late entries one writes it or reads it
-        self.written: dict[Tile, int] = {}
-        self.read: dict[Tile, int] = {}
+        self.late: Queues = defaultdict(deque)
+        self.due: Queues = defaultdict(deque)
+        self.written: dict[Tile, set[int]] = defaultdict(set)
+        self.read: dict[Tile, set[int]] = defaultdict(set)
 
     def order(self, bounds: Sequence[int]) -> Iterator[int]:
         for begin, end in pairwise(bounds):
-            yield from self._part(begin, end)
+            yield from self._part(range(begin, end))
         yield from self._flush()
 
-    def _part(self, begin: int, end: int) -> Iterator[int]:
-        """Yield the entries of one part that do not lag, and those due among them, evenly."""
+    def _part(self, positions: range) -> Iterator[int]:
+        """Yield the entries of one part that do not lag, and the entries due among those of their device, evenly."""
         self.due, self.late = self.late, defaultdict(deque)
-        count, passed, total = self._counts(begin, end), defaultdict[int, int](int), {d: len(q) for d, q in self.due.items()}
-        for position in range(begin, end):
-            entry = self.entries[position]
-            if isinstance(entry, Mark):
+        own = Counter(self.devices[position] for position in positions)
+        due = {device: len(queue) for device, queue in self.due.items()}
+        passed = Counter[int]()
+        for position in positions:
+            entry = self.program.entries[position]
+            if self._is_barrier(entry):
                 yield from self._flush()
-            elif (queue := self._queue(position, entry)) is not None:
-                self._hold(position, entry, queue)
+            if self._lags(position, entry):
                 continue
             yield position
-            if isinstance(entry, Mark) or entry.device == HOST:
-                continue
             device = self.devices[position]
             passed[device] += 1
-            queue_of_device = self.due[device]
-            while queue_of_device and (total[device] - len(queue_of_device) + 1) * count[device] <= passed[device] * total[device]:
-                yield queue_of_device.popleft()
-        yield from self._all(self.due)
+            waiting = self.due[device]
+            while waiting and (due[device] - len(waiting) + 1) * own[device] <= passed[device] * due[device]:
+                yield waiting.popleft()
+        yield from _emptied(self.due)
 
-    def _counts(self, begin: int, end: int) -> dict[int, int]:
-        found = defaultdict[int, int](int)
-        for position in range(begin, end):
-            found[self.devices[position]] += 1
-        return found
+    def _is_barrier(self, entry: Entry) -> bool:
+        """Return whether everything held comes before this entry: the host looks there, or it waits for several devices."""
+        if isinstance(entry, Mark):
+            return bool(self.program.rewritten[entry.name])
+        return len(self._queues(entry)) > 1
 
-    def _queue(self, position: int, entry: Entry) -> int | None:
-        """Return the device among whose late entries this one belongs; None if it does not lag."""
-        device = self.devices[position]
-        for tile, how in zip(entry.tiles, entry.access, strict=True):
-            if tile in self.written:
-                return self.written[tile]
-            if how != READ and tile in self.read:
-                return self.read[tile]
-        if entry.device != HOST and any(self.writers.get(tile, device) != device for tile in entry.tiles):
-            return device
-        for tile, how in zip(entry.tiles, entry.access, strict=True):
-            if how != READ and not tile.persistent:
-                self.writers[tile] = device
-        return None
-
-    def _hold(self, position: int, entry: Entry, queue: int) -> None:
+    def _lags(self, position: int, entry: Entry) -> bool:
+        """Return whether the entry at `position` lags; if so, hold it."""
+        queues = self._queues(entry)
+        if not queues and not self._waits_for_others(position, entry):
+            if entry.device != HOST:
+                written = (tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
+                self.writers.update((tile, self.devices[position]) for tile in written if not tile.persistent)
+            return False
+        queue = queues.pop() if queues else self.devices[position]
         self.late[queue].append(position)
         for tile, how in zip(entry.tiles, entry.access, strict=True):
-            (self.read if how == READ else self.written)[tile] = queue
+            (self.read if how == READ else self.written)[tile].add(queue)
+        return True
+
+    def _queues(self, entry: Entry) -> set[int]:
+        """Return the devices among whose entries those come that are held and must come before this entry."""
+        found = set[int]()
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            found |= self.written.get(tile, set())
+            if how != READ:
+                found |= self.read.get(tile, set())
+        return found
+
+    def _waits_for_others(self, position: int, entry: Entry) -> bool:
+        device = self.devices[position]
+        return entry.device != HOST and any(self.writers.get(tile, device) != device for tile in entry.tiles)
 
     def _flush(self) -> Iterator[int]:
         """Yield all entries that are held."""
-        yield from self._all(self.due)
-        yield from self._all(self.late)
+        yield from _emptied(self.due)
+        yield from _emptied(self.late)
         self.written.clear()
         self.read.clear()
 
-    def _all(self, queues: dict[int, deque[int]]) -> Iterator[int]:
-        yield from sorted(position for queue in queues.values() for position in queue)
-        queues.clear()
+
+def _emptied(queues: Queues) -> list[int]:
+    """Empty the queues; return what they held, in the order of the program."""
+    found = sorted(position for queue in queues.values() for position in queue)
+    queues.clear()
+    return found

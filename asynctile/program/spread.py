@@ -25,11 +25,13 @@ class _Access(NamedTuple):
     writes: bool
 
 
-def spread(program: Program, devices: Sequence[int], order: Sequence[int]) -> Program:
+def spread(program: Program, devices: Sequence[int], order: Sequence[int] | None = None) -> Program:
     """Return the finished program with each entry on its device. devices: their numbers, by entry.
 
-    Marks and work of the host have no device; their numbers are ignored. order: the positions of the entries in their new order.
+    Marks and work of the host have no device; their numbers are ignored. order: the positions of the entries in their new
+    order; None: as they are.
     """
+    order = range(len(program)) if order is None else order
     entries = [_on(program.entries[position], devices[position]) for position in order]
     passing = _passing(program, entries)
     found, places = Program(program.name), dict[int, int]()
