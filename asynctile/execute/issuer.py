@@ -20,7 +20,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,16 +34,10 @@ from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
-#: The work of a lane, in the order in which the lanes' tasks begin: transfers first, so that they run ahead.
+#: The work of a lane. A lane is named by its work and its device, 0 for the host. Tasks of lanes begin in this order: transfers
+#: first, so that they run ahead.
 LOAD, UP, DOWN, STORE, HOST, COMPUTE = range(6)
 _WORK = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
-
-
-class IssueLane(NamedTuple):
-    """Entries that are enqueued in order. work: LOAD and so on. device: 0 for lanes of the host."""
-
-    work: int
-    device: int
 
 
 class Issuer:
@@ -119,14 +113,14 @@ class Issuer:
         own = slice(starts[stretch], starts[stretch + 1])
         return [(event, entry) for event, entry in zip(self._events[own], self._entries[own], strict=True) if event is not None]
 
-    async def _issue(self, lane: IssueLane) -> None:
+    async def _issue(self, lane: tuple[int, int]) -> None:
         """Enqueue the entries of a lane in order, and return before the first one that is not released.
 
         An entry is released once `release` has allowed its stretch to begin. Waits while the gate is closed, and while too
         many operations or bytes are in flight.
         """
-        indices, ahead = self._lanes[lane], self._run_ahead
-        is_full = partial(ahead.is_full, lane.device) if lane.work in (HOST, COMPUTE) else ahead.is_full_of_bytes
+        indices, ahead, (work, device) = self._lanes[lane], self._run_ahead, lane
+        is_full = partial(ahead.is_full, device) if work in (HOST, COMPUTE) else ahead.is_full_of_bytes
         while self._done[lane] < len(indices):
             index = indices[self._done[lane]]
             if self._entries[index].stretch >= self._released:
@@ -134,15 +128,15 @@ class Issuer:
             if self._gate.level:
                 await self._gate.opened()
             if is_full():
-                await self._room(is_full, lane.device)
-            event = await self._perform(index, lane)
+                await self._room(is_full, device)
+            event = await self._perform(index, device)
             self._events[index] = event
             self._done[lane] += 1
             for future in self._futures.pop(index, ()):
                 if not future.done():  # its lane may have been cancelled
                     future.set_result(None)
 
-    async def _perform(self, index: int, lane: IssueLane) -> StreamEvent:
+    async def _perform(self, index: int, device: int) -> StreamEvent:
         """Wait for the entries that this entry names, then enqueue its work behind their events; return its event.
 
         This is the tile coroutine of a schedule.
@@ -159,10 +153,11 @@ class Issuer:
             self._run_ahead.add(moved, entry.nbytes)
             return moved
         try:
-            event = self._enqueue(self._devices[lane.device], entry, self._arrays(index), waits, after)
+            event = self._enqueue(self._devices[device], entry, self._arrays(index), waits, after)
         except Exception as error:  # the event carries it to every entry that waits
             return failed(error, entry.what)
-        self._run_ahead.add(event, entry.nbytes, device=lane.device, beside=lane.work == HOST)
+        is_beside = entry.kind is Kind.OPERATION and entry.places[0].tier == RAM
+        self._run_ahead.add(event, entry.nbytes, device=device, beside=is_beside)
         return event
 
     def _arrays(self, index: int) -> Sequence[Any]:
@@ -207,7 +202,7 @@ class Issuer:
                 # else work failed, and its event has the error
 
 
-def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[IssueLane, list[int]]:
+def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[tuple[int, int], list[int]]:
     """Return, by lane, the indices of the entries that go through it, in order."""
     found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for index, entry in enumerate(entries):
@@ -218,7 +213,7 @@ def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[IssueLane, list
         else:
             work = _WORK[entry.kind]
         found[work, entry.device if devices > 1 else 0].append(index)
-    return {IssueLane(*lane): indices for lane, indices in sorted(found.items())}
+    return dict(sorted(found.items()))
 
 
 def failed(error: BaseException, what: object) -> StreamEvent:

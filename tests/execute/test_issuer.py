@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctile.execute.issuer import COMPUTE, DOWN, HOST, LOAD, STORE, UP, IssueLane, Issuer, lanes_of
+from asynctile.execute.issuer import COMPUTE, DOWN, HOST, LOAD, STORE, UP, Issuer, lanes_of
 from asynctile.execute.workers.places import FAILED, OK, PENDING
 from asynctile.memory.placed import Placed
 from asynctile.schedule.decide import decide
@@ -144,7 +144,7 @@ async def test_entries_wait_for_futures_and_transfers_run_ahead_of_compute() -> 
     schedule = a_schedule()
     device, lanes = Noted(schedule), lanes_of(schedule.entries, 1)
     await device.finish()
-    place, compute = {index: at for at, index in enumerate(device.order)}, lanes[IssueLane(COMPUTE, 0)]
+    place, compute = {index: at for at, index in enumerate(device.order)}, lanes[COMPUTE, 0]
     reached = [(place[last], schedule.entries[one]) for lane in lanes.values() for last, one in pairwise(lane)]
     waited = [before for at, entry in reached for before in (*entry.waits, *entry.after) if place[before] > at]
     assert waited, "a lane came to an entry before what that names in another lane was enqueued"

@@ -1,4 +1,7 @@
-"""Binary heaps of ready entries, the earliest in the program first: one for each queue (places.py)."""
+"""Binary heaps of ready entries, the earliest in the program first: one for each queue (places.py).
+
+Places in a heap are unsigned, like the entries themselves (worker.py).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ import numpy as np
 from asynctile.execute.workers import places
 from asynctile.kernels.cpu.jit import inline
 
+_ONE = np.uint64(1)
+
 
 @inline()
 def push(queues: Any, heaps: Any, queue: int, entry: int) -> None:
-    place = queues[places.SIZE, queue]
-    queues[places.SIZE, queue] = place + 1
+    place = np.uint64(queues[places.SIZE, queue])
+    queues[places.SIZE, queue] += 1
     while place > 0:
-        above = (place - 1) >> 1
+        above = (place - _ONE) >> _ONE
         if heaps[queue, above] <= entry:
             break
         heaps[queue, place] = heaps[queue, above]
@@ -25,15 +30,15 @@ def push(queues: Any, heaps: Any, queue: int, entry: int) -> None:
 
 @inline()
 def pop(queues: Any, heaps: Any, queue: int) -> Any:
-    size = queues[places.SIZE, queue] - 1
-    queues[places.SIZE, queue] = size
-    first, moved, place = heaps[queue, 0], heaps[queue, size], 0
+    queues[places.SIZE, queue] -= 1
+    size, place = np.uint64(queues[places.SIZE, queue]), np.uint64(0)
+    first, moved = heaps[queue, 0], heaps[queue, size]
     while True:
-        below = 2 * place + 1
+        below = place + place + _ONE
         if below >= size:
             break
-        if below + 1 < size and heaps[queue, below + 1] < heaps[queue, below]:
-            below += 1
+        if below + _ONE < size and heaps[queue, below + _ONE] < heaps[queue, below]:
+            below += _ONE
         if heaps[queue, below] >= moved:
             break
         heaps[queue, place] = heaps[queue, below]

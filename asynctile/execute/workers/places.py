@@ -13,13 +13,14 @@ MUTEX = 0
     OVER,  # size of the stack of entries that are over, whose successors do not know yet
     FINISHED,  # number of entries that are over, in all runs
     MOVES,  # number of copies over links and transfers that are ready or under way
+    DUES,  # number of copies that are DUE
     IDLE,  # number of workers without work
     HELD, HELD_COPIES,  # 1 while workers may begin no operation; while not even a copy over a link
     MUTEX_AT,  # addresses of items in here: the mutex, and a 1
     OUT,  # number of ready transfers reported to Python
     BEFORE,  # number of entries that are over in earlier runs
     EVENTFD, ONE_AT, ONE,
-) = range(16, 33)  # fmt: skip
+) = range(16, 34)  # fmt: skip
 CONTROL = 40
 
 #: Number of queues of each device: its operations, copies up, copies down. Queue 3 * device + kind is the one of an UPLOAD or a

@@ -50,12 +50,13 @@ def count_moves(control: Any, times: Any, more: int) -> None:
 
 
 @inline()
-def next_end(queues: Any, links: Any) -> float:
+def next_end(control: Any, queues: Any, links: Any) -> float:
     """Return when the first DUE copy ends; NEVER if there is none."""
     first = NEVER
-    for queue in range(queues.shape[1]):
-        if queues[places.LINK, queue] == places.DUE:
-            first = min(first, links[places.FREE_AT, queue])
+    if control[places.DUES] > 0:
+        for queue in range(queues.shape[1]):
+            if queues[places.LINK, queue] == places.DUE:
+                first = min(first, links[places.FREE_AT, queue])
     return first
 
 
@@ -82,20 +83,26 @@ def call(control: Any, queues: Any, posts: Any, signals: Any) -> Any:
 
     Workers that look see the call. signals: becomes the number of sleeping workers of each device to signal.
     """
+    if control[places.IDLE] == 0:
+        return np.int64(0)
     ahead = queues[places.SIZE, queues.shape[1] - 1] if control[places.HELD] == 0 else np.int64(0)
     called = np.int64(0)
     for device in range(posts.shape[0]):
-        more, spinning, sleeping = _ready(control, queues, device), posts[device, places.SPINNING], asleep(posts, device)
-        also = min(ahead, max(spinning + sleeping - more, 0))  # operations of the host, for whoever is idle
-        ahead -= also
-        more += also
-        if more > 0 and spinning > 0:
-            posts[device, places.CALLS] += 1
-            more -= spinning
-        woken = max(min(more, sleeping), 0)
-        posts[device, places.WOKEN] += woken
-        signals[device] = woken
-        called += woken
+        spinning, sleeping = posts[device, places.SPINNING], asleep(posts, device)
+        signals[device] = 0
+        if spinning + sleeping > 0:
+            more = _ready(control, queues, device)
+            also = min(ahead, max(spinning + sleeping - more, 0))  # operations of the host, for whoever is idle
+            ahead -= also
+            more += also
+            if more > 0 and spinning > 0:
+                posts[device, places.CALLS] += 1
+                more -= spinning
+            if more > 0 and sleeping > 0:
+                woken = min(more, sleeping)
+                posts[device, places.WOKEN] += woken
+                signals[device] = woken
+                called += woken
     return called
 
 
@@ -110,14 +117,16 @@ def call_one(posts: Any) -> Any:
 
 
 @inline()
-def has_no_watch(queues: Any, links: Any, posts: Any, times: Any) -> Any:
+def has_no_watch(control: Any, queues: Any, links: Any, posts: Any, times: Any) -> Any:
     """Return whether a copy will end that only busy workers would notice, while others sleep."""
+    if control[places.DUES] == 0:
+        return False
     sleeping = np.int64(0)
     for device in range(posts.shape[0]):
         if posts[device, places.SPINNING] > 0:
             return False
         sleeping += asleep(posts, device)
-    return sleeping > 0 and next_end(queues, links) < times[places.TIMER]
+    return sleeping > 0 and next_end(control, queues, links) < times[places.TIMER]
 
 
 @inline()
@@ -147,7 +156,7 @@ def sleep(control: Any, queues: Any, links: Any, times: Any, posts: Any, device:
     """Sleep until a signal comes or a copy ends, on whichever link. The mutex is released meanwhile."""
     condition, mutex = posts[device, places.CONDITION_AT], control[places.MUTEX_AT]
     posts[device, places.PARKED] += 1
-    until = next_end(queues, links)
+    until = next_end(control, queues, links)
     if until < times[places.TIMER]:
         times[places.TIMER] = until
         signalled = native.wait_until(condition, mutex, until) == 0

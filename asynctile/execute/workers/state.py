@@ -141,10 +141,10 @@ class PlayState:
 
 
 def _queue_of(tables: Tables, devices: int) -> np.ndarray:
-    """Return the queue of each entry, (n,) int16. That of a transfer is not used."""
+    """Return the queue of each entry, (n,) uint16. That of a transfer is not used."""
     kinds, of_device = tables.kinds, places.QUEUES * tables.devices.astype(np.int16)
     is_copy = (kinds == UPLOAD) | (kinds == DOWNLOAD)
-    return np.where(of_device < 0, places.QUEUES * devices, of_device + kinds * is_copy).astype(np.int16)
+    return np.where(of_device < 0, places.QUEUES * devices, of_device + kinds * is_copy).astype(np.uint16)
 
 
 def _on_lines(*shape: int) -> np.ndarray:

@@ -141,7 +141,7 @@ def _count(graph: Any, run: Any, entry: int) -> None:
 @inline()
 def _is_timed(graph: Any, run: Any, entry: int) -> Any:
     """Return whether an entry is a copy over a link of limited rate."""
-    return run.links[places.RATE, graph.queue_of[entry]] > 0
+    return UPLOAD <= graph.kinds[entry] <= DOWNLOAD and run.links[places.RATE, graph.queue_of[entry]] > 0
 
 
 @inline()
@@ -156,6 +156,7 @@ def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
             run.ended_at[entry] = links[places.FREE_AT, queue] = ended
             if ended > native.clock(CLOCK_MONOTONIC):
                 queues[places.LINK, queue], queues[places.COPIED, queue] = places.DUE, entry
+                run.control[places.DUES] += 1
                 return
         queues[places.LINK, queue] = places.FREE
         count_moves(run.control, run.times, -1)
@@ -166,12 +167,12 @@ def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
 def _serve(graph: Any, run: Any) -> None:
     """Carry out the requests of Python since the last time, and end copies whose time has come."""
     control, times, queues = run.control, run.times, run.queues
-    now = 0.0
-    for queue in range(queues.shape[1]):
-        if queues[places.LINK, queue] == places.DUE:
-            now = native.clock(CLOCK_MONOTONIC) if now == 0 else now
-            if now >= run.links[places.FREE_AT, queue]:
+    if control[places.DUES] > 0:
+        now = native.clock(CLOCK_MONOTONIC)
+        for queue in range(queues.shape[1]):
+            if queues[places.LINK, queue] == places.DUE and now >= run.links[places.FREE_AT, queue]:
                 queues[places.LINK, queue] = places.FREE
+                control[places.DUES] -= 1
                 count_moves(control, times, -1)
                 _end(run, queues[places.COPIED, queue], places.OK)
     while control[places.TAKEN] < control[places.ARRIVED]:
@@ -225,16 +226,18 @@ def _perform(graph: Any, entry: int, scratch: int) -> int:
 #: Number of items of a frame before the addresses of its arrays: entries, stretches, devices, workers of each, words of a lane.
 _HEAD = 5
 
+# Arrays of int32 are read as unsigned: an index that may be negative costs two more instructions.
+
 
 @inline()
 def _graph(frame: Any) -> Any:
     n = frame[0]
     a = frame[_HEAD:]
     return Graph(
-        carray(native.at(a[0]), n, np.int8), carray(native.at(a[1]), n + 1, np.int64), carray(native.at(a[2]), 1, np.int32),
-        carray(native.at(a[3]), 1, np.int8), carray(native.at(a[4]), n, np.int32), carray(native.at(a[5]), n, np.int8),
-        carray(native.at(a[6]), n, np.int16), carray(native.at(a[7]), n, np.int64), carray(native.at(a[8]), 1, np.int64),
-        carray(native.at(a[9]), n, np.int64), carray(native.at(a[10]), n, np.int32), a[8], a[11],
+        carray(native.at(a[0]), n, np.int8), carray(native.at(a[1]), n + 1, np.int64), carray(native.at(a[2]), 1, np.uint32),
+        carray(native.at(a[3]), 1, np.int8), carray(native.at(a[4]), n, np.uint32), carray(native.at(a[5]), n, np.int8),
+        carray(native.at(a[6]), n, np.uint16), carray(native.at(a[7]), n, np.int64), carray(native.at(a[8]), 1, np.int64),
+        carray(native.at(a[9]), n, np.int64), carray(native.at(a[10]), n, np.uint32), a[8], a[11],
     )  # fmt: skip
 
 
@@ -246,11 +249,11 @@ def _run(frame: Any) -> Any:
     return RunArrays(
         carray(native.at(a[0]), places.CONTROL, np.int64), carray(native.at(a[1]), places.TIMES, np.float64),
         carray(native.at(a[2]), (3, queues), np.int64), carray(native.at(a[3]), (2, queues), np.float64),
-        carray(native.at(a[4]), (devices, places.POST), np.int64), carray(native.at(a[5]), n, np.int32),
+        carray(native.at(a[4]), (devices, places.POST), np.int64), carray(native.at(a[5]), n, np.uint32),
         carray(native.at(a[6]), n, np.int8), carray(native.at(a[7]), n, np.int8), carray(native.at(a[8]), n, np.float64),
-        carray(native.at(a[9]), n, np.float64), carray(native.at(a[10]), (queues, n), np.int32),
-        carray(native.at(a[11]), n, np.int32), carray(native.at(a[12]), n, np.int32), carray(native.at(a[13]), n, np.int64),
-        carray(native.at(a[14]), stretches, np.int32), carray(native.at(a[15]), stretches, np.int32),
+        carray(native.at(a[9]), n, np.float64), carray(native.at(a[10]), (queues, n), np.uint32),
+        carray(native.at(a[11]), n, np.uint32), carray(native.at(a[12]), n, np.uint32), carray(native.at(a[13]), n, np.int64),
+        carray(native.at(a[14]), stretches, np.uint32), carray(native.at(a[15]), stretches, np.uint32),
     )  # fmt: skip
 
 
@@ -277,7 +280,7 @@ def work(frame: Any, me: int) -> None:
         if entry >= 0:
             lane[places.RUNNING], since[0], has_looked = entry, native.clock(CLOCK_MONOTONIC_COARSE), False
             called = call(control, queues, posts, signals)
-            sleeper = call_one(posts) if called == 0 and has_no_watch(queues, links, posts, times) else np.int64(-1)
+            sleeper = call_one(posts) if called == 0 and has_no_watch(control, queues, links, posts, times) else np.int64(-1)
             native.unlock(control[places.MUTEX_AT])
             if called > 0:
                 signal(posts, signals)
