@@ -36,7 +36,7 @@ def test_the_memory_of_an_emulated_device_is_ram_too(program: Program) -> None:
 
 
 def test_the_memory_of_several_emulated_devices_counts_together(program: Program) -> None:
-    words = ("plan", "--device", "emulated*3", "--device-memory")
+    words = ("plan", "--replicas", 4, "--device", "emulated*3", "--device-memory")
     said = SAID.format("device-memory", "30.00 MiB on each of 3 devices")
     assert program(*words, "30MiB")[2].startswith(f"asynctile plan: {said}") and program(*words, "20MiB")[2] == ""
 
