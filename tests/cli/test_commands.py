@@ -102,7 +102,7 @@ def test_plan_of_a_gpu_needs_no_gpu_and_names_the_assumed_rates(program: Program
 
 
 def test_plan_of_several_gpus_needs_none_and_counts_the_bytes_of_all(program: Program) -> None:
-    words = ("--batch-size", 8, "--replicas", 8, "--seq-len", 16, "--device-memory", "8MiB")
+    words = ("--batch-size", 8, "--replicas", 8, "--seq-len", 16, "--device-memory", "8MiB", "--tile", 64)
     status, out, err = program("plan", *words, "--device", "cuda:0-7")
     assert (status, err) == (0, "")
     assert re.search(r"devices +8, which share the replicas; bytes are those of all", out)
