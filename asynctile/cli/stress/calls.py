@@ -210,7 +210,7 @@ class Coroutines:
     async def _share_trains(self) -> None:
         """Train in a share that takes turns with other work of the engine."""
         async with self.engine.share(**self._part(4), weight=2.0, interactive=True) as part:
-            trainer = Trainer(await GPT2.create(part, CONFIG, tile=TILE))
+            trainer = Trainer(await GPT2.create(part, CONFIG, tile=TILE), replicas=self.trainer.replicas)
             for step in (1, 2):
                 await trainer.step(*batch(step))
             async with trainer.model.serve(most=1) as server:

@@ -17,7 +17,7 @@ from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.lives import play_calls, play_lives
 from asynctile.cli.stress.models import batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
-from asynctile.cli.stress.place import EngineSetup, draw_place
+from asynctile.cli.stress.place import MOST_DEVICES, EngineSetup, draw_place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Outcome
 from asynctile.cli.stress.writer import write_program
@@ -43,7 +43,8 @@ async def play_program(round: Round) -> None:
     """Disturb the runs of a program."""
     work = write_program(round.chance)
     expected = work.interpret(work.values)
-    place = draw_place(round.chance, work.demand)
+    place = draw_place(round.chance, work.demand, devices=MOST_DEVICES)
+    work = work.over(place.devices, round.chance)
     async with round.engine(place) as engine:
         await work.store(engine)
         began = time.monotonic()

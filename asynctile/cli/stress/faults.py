@@ -24,7 +24,7 @@ from asynctile.cli.stress.models import (
     new_trainer,
     state_of,
 )
-from asynctile.cli.stress.place import draw_place
+from asynctile.cli.stress.place import MOST_DEVICES, draw_place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Outcome, Workload
 from asynctile.cli.stress.writer import write_program
@@ -104,7 +104,8 @@ async def _program(trial: _Trial) -> None:
     """Run a program three times: once to warm up, once to count its transfers, once with the fault."""
     round = trial.round
     work = write_program(round.chance)
-    place = draw_place(round.chance, work.demand, spill=True)
+    place = draw_place(round.chance, work.demand, spill=True, devices=MOST_DEVICES)
+    work = work.over(place.devices, round.chance)
     expected = work.interpret(work.interpret(work.interpret(work.values).tiles).tiles)
     async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
         await work.store(engine)

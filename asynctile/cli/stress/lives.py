@@ -18,7 +18,16 @@ from asynctile.cli.stress.calls import LENDING, STEPPING, Coroutines
 from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_disturbance
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.leaks import Held
-from asynctile.cli.stress.models import State, batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
+from asynctile.cli.stress.models import (
+    Recipe,
+    State,
+    batch,
+    draw_recipe,
+    draw_training_place,
+    expect_state,
+    new_trainer,
+    state_of,
+)
 from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S, Round
 from asynctile.cli.stress.settled import LOOK_S, Settled
@@ -161,15 +170,15 @@ async def play_lives(round: Round) -> None:
     for _ in range(_LIVES):
         before = Held.now(round.spill)
         name = round.chance.choice(list(LIVES))
-        await LIVES[name](_Life(round, place, name))
+        await LIVES[name](_Life(round, recipe, place, name))
         await _expect_gone(before, round.spill)
 
 
 class _Life:
     """One engine, used for as long as it takes to disturb it. name: of what is disturbed."""
 
-    def __init__(self, round: Round, place: EngineSetup, name: str) -> None:
-        self.name = name
+    def __init__(self, round: Round, recipe: Recipe, place: EngineSetup, name: str) -> None:
+        self.name, self._recipe = name, recipe
         self.engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S)
         self._round, self._place = round, place
         self._checkpoint = round.folder / "checkpoint"
@@ -194,7 +203,7 @@ class _Life:
         The step must end with a report or a DeviceError. Any other error is raised as it is; any other result is a Finding.
         """
         engine = await self.engine.open()
-        trainer = await new_trainer(engine, draw_recipe(self._round.chance), self._place.update)
+        trainer = await new_trainer(engine, self._recipe, self._place.update)
         step, reader = asyncio.ensure_future(trainer.step(*batch(1))), asyncio.ensure_future(_read(engine.events()))
         if self._round.chance.random() < 0.5:
             await trainer.save(self._checkpoint, wait=False)
@@ -219,7 +228,7 @@ class _Life:
         await self.engine.aclose()
 
     async def _work(self) -> None:
-        trainer = await new_trainer(self.engine, draw_recipe(self._round.chance), self._place.update, self._round.tally)
+        trainer = await new_trainer(self.engine, self._recipe, self._place.update, self._round.tally)
         await trainer.step(*batch(1))
         await trainer.save(self._checkpoint, wait=False)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
-from asynctile.cli.stress.place import EngineSetup, draw_place
+from asynctile.cli.stress.place import MOST_DEVICES, EngineSetup, draw_place
 from asynctile.cli.stress.tally import Tally
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.activations import AUTO, kept_if
@@ -38,8 +38,10 @@ __all__ = [
 CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=20, block_size=16, vocab_size=35)
 #: Smaller than the width, so that there are several tiles; it divides no dimension.
 TILE = 12
-_BATCH, _LENGTH = 2, 13
+_BATCH, _LENGTH = 4, 13
 _SEED = 5
+#: Micro-batches and replicas.
+_PARTS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))
 
 State = dict[str, NDArray[np.float32]]
 
@@ -108,14 +110,15 @@ def expect_state(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
 
 
 def draw_recipe(chance: random.Random) -> Recipe:
-    clip_norm, parts = chance.choice((None, None, 0.5)), chance.choice(((1, 1), (2, 1), (1, 2)))
+    clip_norm, parts = chance.choice((None, None, 0.5)), chance.choice(_PARTS)
     return Recipe(clip_norm, *parts, chance.choice((True, False, AUTO)))
 
 
 def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> EngineSetup:
-    """Draw any budget from the floor to all that a step wants, and either place of updates."""
+    """Draw any budget from the floor to all that a step wants, either place of updates, and at most a device per replica."""
     update = chance.choice(("device", "host"))
-    place = draw_place(chance, step_demand(recipe, update), least=floor_of(), share=1.0, spill=spill)
+    most = min(recipe.replicas, MOST_DEVICES)
+    place = draw_place(chance, step_demand(recipe, update), least=floor_of(), share=1.0, spill=spill, devices=most)
     return replace(place, update=update)
 
 

@@ -94,6 +94,7 @@ def summary(settings: StressSettings, tally: Tally) -> None:
 def _counted(tally: Tally) -> list[tuple[str, str]]:
     moved, harmed = tally.moved, tally.harmed
     return [
+        ("engines", _numbers(tally.engines)),
         ("played", f"{tally.played} of {tally.steps} steps, {tally.played_runs} of {tally.runs} runs of programs"),
         ("link", f"{format_size(moved.uploaded)} to the device, {format_size(moved.downloaded)} back"),
         ("spill", f"{format_size(moved.spill_read)} read, {format_size(moved.spill_written)} written"),

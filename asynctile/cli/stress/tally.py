@@ -99,6 +99,7 @@ class Tally:
     public coroutine, including calls that had already ended.
     - kills_in_save: the part of `kills` that came during a save. pairs: of signals, by how the training ended.
     - steps, played: steps of trainings, and how many were played by a schedule; runs, played_runs: the same for programs.
+    - engines: opened ones, by the name of their devices.
     - worst_loads: the most that `thrash` loaded, as a multiple of the fewest loads possible.
     """
 
@@ -110,6 +111,7 @@ class Tally:
     played: int = 0
     runs: int = 0
     played_runs: int = 0
+    engines: Counter[str] = field(default_factory=Counter)
     moved: BytesMoved = field(default_factory=BytesMoved)
     retries: int = 0
     injected: Counter[str] = field(default_factory=Counter)
@@ -130,6 +132,7 @@ class Tally:
     def add(self, now: Statistics) -> None:
         """Add the statistics of an engine to the totals, at the end of its life."""
         self.moved.add(now)
+        self.engines[now.device] += 1
         self.operations += now.operations
         self.retries += now.spill_retries
 
@@ -157,6 +160,7 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         counted = dict(vars(self))  # asdict cannot copy a Counter
         counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "pairs": dict(self.pairs),
+                    "engines": dict(self.engines),
                     "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
                     "moved": asdict(self.moved), "harmed": self.harmed.to_json()}
         counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}

@@ -23,7 +23,7 @@ __all__ = ["RECIPE", "STEPS", "train"]
 
 STEPS = 6
 _SAVE_EVERY, _KEEP = 2, 2
-RECIPE = Recipe()
+RECIPE = Recipe(replicas=2)
 
 
 def train(folder: Path, seed: int | None, pipe: int) -> None:

@@ -6,6 +6,7 @@ Covers `Workload`, for every scenario that needs no model. writer.py and thrash.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from asynctile.loop.thread import under_shield
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER, READ, WRITE, Operation
 from asynctile.program.program import Fetch, Program
+from asynctile.program.spread import spread
 from asynctile.runtime import Runtime
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
@@ -59,6 +61,13 @@ class Workload:
         self.values = dict(values)
         self.inputs = dict(inputs)
         self.demand = demand_of([program], self.values)
+
+    def over(self, devices: int, chance: random.Random) -> Workload:
+        """Return the same work with every entry of the program on a device drawn at random."""
+        if devices == 1:
+            return self
+        found = [chance.randrange(devices) for _ in self.program.entries]
+        return Workload(spread(self.program, found), self.values, self.inputs)
 
     def interpret(self, tiles: Mapping[Tile, np.ndarray]) -> Outcome:
         """Return the outcome of one run on `tiles`, computed with one array per tile."""
