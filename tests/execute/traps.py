@@ -26,7 +26,8 @@ def {name}({arguments}):
     if before == 1 and told[1] == 0:
         {spoil}
 """
-_made: dict[str, Trap] = {}
+#: By name of the kernel, made on demand.
+TRAPS: dict[str, Trap] = {}
 
 
 class Trap:
@@ -60,9 +61,9 @@ class Trap:
 
 def set_trap(engine: Engine, name: str, *, breaks: bool = True) -> Trap:
     """Replace the true kernel by a trap, which does the kernel's work until it is told to spring."""
-    if name not in _made:
-        _made[name] = Trap(name)
-    trap = _made[name]
+    if name not in TRAPS:
+        TRAPS[name] = Trap(name)
+    trap = TRAPS[name]
     trap.breaks = breaks
     trap.spring_at(-1)
     runtime_of(engine).device.kernels[name] = trap.kernel

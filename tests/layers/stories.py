@@ -145,7 +145,7 @@ class Story:
             return
         async with self.engine.share(device_memory=STATES // 2, host_memory=4 * STATES) as part:
             part.plays = self.engine.plays
-            other = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="host")
+            other = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="host", replicas=self.trainer.replicas)
 
             async def beside() -> list[float]:
                 return [(await other.step(*batch)).loss for batch in BATCHES[:3]]
@@ -163,12 +163,12 @@ ACTIONS = [name for name in vars(Story) if not name.startswith("_") and name != 
 
 
 async def tell(
-    where: str, options: dict[str, Any], actions: list[str], seed: int, *, plays: bool, precision: str = "fp32"
+    where: str, options: dict[str, Any], actions: list[str], seed: int, *, plays: bool, **more: Any
 ) -> tuple[list[Any], list[bool], Tensors]:
-    """Return the numbers of a story, whether each step was played, and the states at the end."""
+    """Return the numbers of a story, whether each step was played, and the states at the end. more: of the engine."""
     faults = Faults(seed, delay_s=1e-3)
     with tempfile.TemporaryDirectory() as folder:
-        place = place_of(where, Path(folder), precision=precision)
+        place = place_of(where, Path(folder), **more)
         if "spill" in place:
             place["wrap_spill"] = faults.wrap
         async with training(place, plays=plays, **options) as (engine, trainer):

@@ -86,10 +86,15 @@ async def uninterrupted(steps: int, **more: Any) -> Tensors:
 
 
 class Once:
-    """A stand-in for a kernel of `engine`: before its n-th call from now, `action` runs in the stream's thread."""
+    """A stand-in for a kernel of `engine`: before its n-th call from now, `action` runs in the stream's thread.
 
-    def __init__(self, engine: Engine, kernel: str, n: int, action: Callable[[], Any]) -> None:
-        self._kernels = runtime_of(engine).device.kernels
+    kernels: those of one device; None: of all devices.
+    """
+
+    def __init__(
+        self, engine: Engine, kernel: str, n: int, action: Callable[[], Any], kernels: dict[str, Any] | None = None
+    ) -> None:
+        self._kernels = runtime_of(engine).device.kernels if kernels is None else kernels
         self._name, self._true, self._left, self._action = kernel, self._kernels[kernel], n, action
         self._lock = threading.Lock()
         self._kernels[kernel] = self
