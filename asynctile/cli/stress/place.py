@@ -110,7 +110,7 @@ def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = 
     device, has_spill = chance.choice([place for place in _PLACES if spill in (None, place[1])])
     floors = [demand] if least is None else [demand, least]
     paged = demand.rounded(PAGE)
-    count = chance.randint(1, devices) if device != "cpu" else 1
+    count = min(devices, chance.randint(1, MOST_DEVICES)) if device != "cpu" else 1
     place = EngineSetup(device=device, devices=count, spill=has_spill, prefetch=chance.choice(_PREFETCHES),
                         workers=chance.choice(_WORKERS), uvloop=chance.random() < 0.5)
     top = paged if device == "cpu" else demand
