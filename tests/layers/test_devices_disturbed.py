@@ -32,7 +32,7 @@ from tests.execute.interleaving import SHORT, states_of
 from tests.execute.traps import TRAPS, set_trap
 from tests.inside_engine import watch
 from tests.laws import covering
-from tests.layers.test_trainer import Broken, Once, broken
+from tests.layers.test_trainer import Broken, Hang, Once, broken, settle
 from tests.layers.training import Tensors, assert_same_tensors, batches_of
 from tests.settle import HANG_S
 
@@ -217,6 +217,32 @@ async def test_a_device_that_hangs_is_named_and_the_engine_closes(tmp_path: Path
                 await trainer.step(*BATCHES[2])
         answer.set()
     assert re.search(r"nothing has moved for 0.3 s.*gelu\(.*has run on compute:2", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("at", "counts"), [(("gelu", 1), False), (("cross_entropy", 1), False), (("adamw", 1), True), (("adamw", 12), True)]
+)
+async def test_a_step_cancelled_while_a_device_holds_it_changes_nothing_or_counts(
+    at: tuple[str, int], counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The host cannot run ahead to the update, past the held kernel.
+    monkeypatch.setattr("asynctile.streams.run_ahead.RUN_AHEAD_OPERATIONS", 32)
+    async with training(PLACES["three under a cap"], tmp_path, plays=False) as (engine, trainer):
+        device = runtime_of(engine).tiers.device
+        device.grain = replace(device.grain, run_ahead=32)
+        hang = Hang(engine, *at, kernels=last_of(engine))
+        step = asyncio.create_task(trainer.step(*BATCHES[2]))
+        await hang.reached()
+        step.cancel()
+        await settle(engine)
+        assert not step.done()
+        hang.release()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert trainer.step_count == 2 + counts and trainer.model.torn is None
+        for batch in BATCHES[trainer.step_count : 4]:
+            await trainer.step(*batch)
+        assert_same_tensors(await states_of(trainer), await undisturbed(4))
 
 
 @pytest.mark.parametrize(("place", "plays", "how"), covering(PLACES, [False, True], ["cancel", "timeout", "loop ends"]))

@@ -212,14 +212,17 @@ async def test_a_torn_model_without_a_checkpoint_says_so() -> None:
 
 
 class Hang:
-    """A stream held at one call of one kernel until released; `reached` is awaited on the test's loop."""
+    """A stream held at one call of one kernel until released; `reached` is awaited on the test's loop. kernels: see Once."""
 
-    def __init__(self, engine: Engine, kernel: str, call: int, *, then: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, engine: Engine, kernel: str, call: int, *, then: Callable[[], Any] | None = None,
+        kernels: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._go = threading.Event()
         self._then = then
-        self._disguise = Once(engine, kernel, call, self._hold)
+        self._disguise = Once(engine, kernel, call, self._hold, kernels)
 
     def _hold(self) -> None:
         self._loop.call_soon_threadsafe(self._event.set)
