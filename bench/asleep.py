@@ -1,15 +1,14 @@
 """Kernels that sleep for as long as they compute, for measurements of several devices on few cores.
 
-Each call of a kernel is measured once, for its shapes and arguments, as the CPU time of one thread. While `sleeping` is entered,
-steps that come to be played call a compiled sleep of that time in its place. Copies, links and workers stay as they are. Steps
-by coroutines compute as ever.
+Each kind of call is measured once, as the CPU time of one thread. Schedules that are prepared for workers inside `sleeping`
+call a compiled sleep of that time instead. Copies, links and workers stay as they are. Steps by coroutines compute as ever.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -88,7 +87,7 @@ def _array(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.
 
 
 @contextmanager
-def sleeping(seconds: dict[Call, float]) -> Iterator[None]:
+def sleeping(seconds: Mapping[Call, float]) -> Iterator[None]:
     """Make every schedule that is prepared for workers sleep instead of compute."""
     address = native_of(_sleep, (types.int64,))
     assert address is not None

@@ -2,15 +2,18 @@
 
     python bench/bench_devices.py [--rounds 5] [--steps 2] [--write]
 
-The same batch, as N replicas, on one emulated device and on N. Two cores compute no faster for more devices. So kernels sleep for
-the CPU time that each takes on one core (asleep.py), in machine code, on one thread for each device. Everything else is real:
-the schedule, the workers that play it, their mutex, copies and links. This shows what the engine makes of devices; it does not
-show that kernels on devices do not disturb each other. Model, cap and links stand in devices_model.py.
+The same batch, as N replicas, on one emulated device and on N. Two cores compute no faster for more devices. So kernels sleep,
+in machine code, for the CPU time that each takes on one core (asleep.py), on one thread for each device. Everything else is
+real: the schedule, the workers that play it, their mutex, copies and links. This shows how well the engine keeps devices busy.
+It does not show how kernels on several devices disturb each other; two cores prove no more. devices_model.py has the model,
+the cap, the links and the targets.
 
-Speed is against one device in the same round. "by arithmetic" is the speed of the same schedules if copies over links and sleeps
-alone took time (virtual_play.py). "computing" is the part of a step in which a device computes. "link busy" is the part of a step in which the
-busiest way of a link carries bytes. Bytes are those of entries that workers have ended, by link, against `plan`. Last, the same
-steps with real kernels give one digest of losses and weights for each number of replicas.
+- speed: against one device in the same round, the median of rounds.
+- by arithmetic: the speed of the same schedules if only sleeps and copies over links took time (virtual_play.py).
+- computing, link busy: the part of a step in which a device computes, and in which the busiest way of a link carries bytes.
+- bytes as planned: whether workers have carried over each link, each way, the bytes that the plan of the step says.
+
+The second table is for real kernels: a digest of losses and weights for each number of replicas and devices.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import asyncio
 import hashlib
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from unittest.mock import patch
@@ -121,8 +124,10 @@ async def open_trainer(stack: AsyncExitStack, devices: int, chosen: Setting) -> 
     return Trainer(model, AdamW(lr=1e-4), replicas=chosen.replicas, recompute=RECOMPUTE, update=UPDATE)
 
 
-async def measured_rows(chosen: Setting, seconds: Mapping[Call, float], rounds: int, count: int) -> list[list[object]]:
-    """Measure one comparison."""
+async def measured_s(
+    chosen: Setting, seconds: Mapping[Call, float], rounds: int, count: int
+) -> dict[int, tuple[list[float], Links]]:
+    """Return, by the number of devices, the seconds of a step in each round, and the bytes that a step carries."""
     tokens, targets = batch(CONFIG, BATCH, LENGTH)
     numbers = (1, chosen.replicas)
     with ExitStack() as patched:
@@ -138,17 +143,27 @@ async def measured_rows(chosen: Setting, seconds: Mapping[Call, float], rounds: 
             last = [await trainer.step(tokens, targets) for trainer in trainers.values()]
             assert all(report.played for report in last), "kernels that sleep have machine code"
             carried = {devices: carried_links(trainer) for devices, trainer in trainers.items()}
-    one, by_arithmetic, rows = found[named(1)], dict[int, float](), []
-    for devices in numbers:
+    return {devices: (found[named(devices)], carried[devices]) for devices in numbers}
+
+
+def rows_of(
+    chosen: Setting, seconds: Mapping[Call, float], found: Mapping[int, tuple[Sequence[float], Links]]
+) -> Iterator[Sequence[object]]:
+    """Yield the rows of one comparison."""
+    one_s, one_by_arithmetic_s = found[1][0], 0.0
+    for devices, (step_s, carried) in found.items():
         _, traffic = planned(chosen.replicas, devices, chosen.rates)
-        by_arithmetic[devices] = play(traffic.schedule, seconds, chosen.link_rate).seconds
-        step_s = statistics.median(found[named(devices)])
-        speed = statistics.median(before / now for before, now in zip(one, found[named(devices)], strict=True))
-        row = [chosen.replicas, devices, 1e3 * step_s, chosen.computed_s / devices / step_s]
-        row += [max(carried[devices].values()) / chosen.link_rate / step_s, carried[devices] == planned_links(traffic.schedule)]
-        row += [speed, target(speed, TARGETS[devices]), by_arithmetic[1] / by_arithmetic[devices]] if devices > 1 else [None] * 3
-        rows.append(row)
-    return rows
+        middle_s = statistics.median(step_s)
+        busy = max(carried.values()) / chosen.link_rate / middle_s
+        row = (chosen.replicas, devices, 1e3 * middle_s, chosen.computed_s / devices / middle_s, busy,
+               carried == planned_links(traffic.schedule))  # fmt: skip
+        by_arithmetic_s = play(traffic.schedule, seconds, chosen.link_rate).seconds
+        if devices == 1:
+            one_by_arithmetic_s = by_arithmetic_s
+            yield (*row, None, None, None)
+        else:
+            speed = statistics.median(before / now for before, now in zip(one_s, step_s, strict=True))
+            yield (*row, speed, target(speed, TARGETS[devices]), one_by_arithmetic_s / by_arithmetic_s)
 
 
 async def digest(replicas: int, devices: int) -> str:
@@ -183,7 +198,8 @@ async def main() -> None:
     for replicas in TARGETS:
         chosen = setting(replicas, seconds)
         links.append(f"{chosen.link_rate / 1e6:.0f} MB/s each way for {replicas} replicas")
-        speed.rows += await measured_rows(chosen, seconds, options.rounds, options.steps)
+        found = await measured_s(chosen, seconds, options.rounds, options.steps)
+        speed.rows += rows_of(chosen, seconds, found)
     configuration = {
         "commit": commit(),
         "model": f"{CONFIG.summary}, B {BATCH}, T {LENGTH}, float32, device_memory {SHARE:.0%} of the states",

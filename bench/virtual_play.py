@@ -1,7 +1,8 @@
-"""The time that a schedule takes by arithmetic: each device computes one entry at a time, each way of its link carries one copy.
+"""The time that a schedule takes by arithmetic.
 
-Workers of execute/workers play in this order: of the entries that may begin, each lane takes the earliest in the schedule. Here
-nothing else takes time: no mutex, no wake-up, no copy of memory.
+Each device computes one entry at a time, and each way of its link carries one copy at a time: of the entries that may begin,
+the earliest in the schedule, as the workers of asynctile/execute/workers do. Nothing else takes time: no mutex, no wake-up, no
+copy of memory.
 """
 
 from __future__ import annotations

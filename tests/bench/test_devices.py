@@ -1,0 +1,55 @@
+"""The measurement of several devices: kernels that sleep, and the arithmetic of a schedule."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import types
+
+from asynctile.execute.workers import calls
+from asynctile.execute.workers.layout import layout, native_of
+from asynctile.kernels.cpu.jit import KERNELS, prepare
+from asynctile.layers.machine import Machine, Work
+from asynctile.layers.planned_step import planned_step
+from asynctile.measure.simulate import simulate
+from asynctile.schedule.schedule import Kind
+from tests.layers.training import NARROW
+
+
+def test_while_kernels_sleep_a_call_has_the_address_of_the_sleep_and_its_nanoseconds(bench: Any) -> None:
+    asleep = bench("asleep")
+    prepare("fill")
+    operands = [((4, 8), np.dtype(np.float32))]
+    arguments = KERNELS["fill"], operands, (0.5,), False
+    call = "fill", (((4, 8), "float32"),), (0.5,)
+    with asleep.sleeping({call: 2e-3}):
+        block = calls.layout(*arguments)
+    real = layout(*arguments)
+    assert block is not None and real is not None and calls.layout is layout
+    assert block.address == native_of(asleep._sleep, (types.int64,)) != real.address
+    assert block.words[2] == 2_000_000 and block.pointers == real.pointers
+
+
+def test_the_sleep_takes_as_long_as_it_says(bench: Any) -> None:
+    began = time.perf_counter()
+    bench("asleep")._sleep(3_000_000)
+    assert time.perf_counter() - began >= 3e-3
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e12])
+def test_by_arithmetic_devices_work_beside_their_links(bench: Any, rate: float) -> None:
+    device, cap = "emulated*2", NARROW.config.states_nbytes // 2
+    work = Work(batch_size=2, seq_len=17, replicas=2, tile=NARROW.tile, update="device", recompute=True)
+    step = planned_step(NARROW.config, work, Machine(device=device, device_memory=cap))
+    schedule = simulate(step.program, step.standing, device=device, device_memory=cap).schedule
+    seconds = {bench("asleep").call_of(operation): 1e-3 for operation in step.program.operations()}
+    played = bench("virtual_play").play(schedule, seconds, rate)
+    computed = [played.busy[device, Kind.OPERATION] for device in (0, 1)]
+    carried = max(played.busy[device, way] for device in (0, 1) for way in (Kind.UPLOAD, Kind.DOWNLOAD))
+    assert sum(computed) == pytest.approx(1e-3 * len(list(step.program.operations())))
+    assert max(*computed, carried) <= played.seconds <= sum(computed) + sum(played.busy.values())
+    for number, entry in enumerate(schedule.entries):
+        assert all(played.ends[before] <= played.begins[number] for before in (*entry.waits, *entry.after))
