@@ -65,7 +65,7 @@ def carried(config: GPT2Config, update: str) -> Carried:
 
 
 def row(name: str, share: float, up: float, down: float, in_ram: float) -> list[object]:
-    """Return the first cells of a row. share: P/D. up, down: the most that a link carries. in_ram: through RAM. In bytes."""
+    """Return the first cells of a row. share: P/D. up, down: bytes over the busiest link. in_ram: through RAM."""
     return [name, up / GB, up / share, down / GB, down / share, in_ram / 1e12]
 
 
@@ -85,7 +85,7 @@ def main() -> None:
                      found.operations, found.made_s])  # fmt: skip
         print(rows[-1], flush=True)
     for name, (up, down) in OTHERS.items():
-        rows.append([*row(name, share, up * share, down * share), *[None] * 4])
+        rows.append([*row(name, share, up * share, down * share, DEVICES * (up + down) * share), *[None] * 4])
     configuration = {
         "commit": commit(),
         "model": f"{config.summary}, {config.parameter_count / 1e9:.1f} B parameters, states of "
