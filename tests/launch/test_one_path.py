@@ -45,10 +45,10 @@ class Paths:
         # _enqueue alone knows the entry that a call of the device belongs to
         enqueue, perform = Issuer._enqueue, Lane.perform
 
-        def enqueued(issuer: Issuer, entry: Any, *args: Any) -> Any:
+        def enqueued(issuer: Issuer, device: Any, entry: Any, *args: Any) -> Any:
             self._inside.append(entry.kind)
             try:
-                return enqueue(issuer, entry, *args)
+                return enqueue(issuer, device, entry, *args)
             finally:
                 self._inside.pop()
 
