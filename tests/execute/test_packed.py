@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ def is_packed(share: Share) -> bool:
 def by_chance(seed: int) -> Callable[..., Packing]:
     """Return a stand-in for `plan_top` that draws a random valid packing."""
 
-    def found(program: Program, space: Space) -> Packing:
+    def found(program: Program, space: Space, shared: Collection[Tile]) -> Packing:
         over_link, cap = space.ram is not None, space.top.cap
-        assert cap is not None
+        assert cap is not None and not shared
         packing = drawn(program, cap, alignment=space.top.alignment, over_link=over_link, chance=random.Random(seed))
         check(packing, over_link=over_link)
         return packing
