@@ -12,6 +12,7 @@ from numba import types
 from asynctile.execute.workers import calls
 from asynctile.execute.workers.layout import layout, native_of
 from asynctile.kernels.cpu.jit import KERNELS, prepare
+from asynctile.layers import GPT2Config, carriers
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
 from asynctile.measure.simulate import simulate
@@ -53,3 +54,21 @@ def test_by_arithmetic_devices_work_beside_their_links(bench: Any, rate: float) 
     assert max(*computed, carried) <= played.seconds <= sum(computed) + sum(played.busy.values())
     for number, entry in enumerate(schedule.entries):
         assert all(played.ends[before] <= played.begins[number] for before in (*entry.waits, *entry.after))
+
+
+def test_devices_wait_less_when_work_on_others_results_lags(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(n_layer=4, n_head=2, n_embd=64, block_size=32, vocab_size=128)
+    device, cap = "emulated*4", config.states_nbytes // 2
+    work = Work(batch_size=4, seq_len=32, replicas=4, tile=32, update="device", recompute=True)
+
+    def seconds() -> float:
+        step = planned_step(config, work, Machine(device=device, device_memory=cap))
+        traffic = simulate(step.program, step.standing, device=device, device_memory=cap)
+        calls_s = {bench("asleep").call_of(operation): 1e-3 for operation in step.program.operations()}
+        computed_s = 1e-3 * len(list(step.program.operations())) / 4
+        return float(bench("virtual_play").play(traffic.schedule, calls_s, 1.7 * traffic.busiest_nbytes / computed_s).seconds)
+
+    lagging_s = seconds()
+    monkeypatch.setattr(carriers, "lagging", lambda program, devices, begins: range(len(program)))
+    recorded_s = seconds()
+    assert lagging_s < 0.9 * recorded_s
