@@ -2,6 +2,9 @@
 
 Each kind of call is measured once, as the CPU time of one thread. Schedules that are prepared for workers inside `sleeping`
 call a compiled sleep of that time instead. Copies, links and workers stay as they are. Steps by coroutines compute as ever.
+
+A thread that wakes up late, because something else has its core, sleeps that much less next, unless it has been idle meanwhile:
+kernels on a device do not wait for a core.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from unittest.mock import patch
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 
-from asynctile.execute.workers import calls
+from asynctile.execute.workers import calls, native
 from asynctile.execute.workers.layout import Block, layout, native_of
+from asynctile.execute.workers.native import CLOCK_MONOTONIC
 from asynctile.kernels.cpu.jit import KERNELS, intrinsic
 from asynctile.program.operation import Operation
 
@@ -29,10 +33,16 @@ from asynctile.program.operation import Operation
 Call = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[int | float | bool, ...]]
 #: Calls that are measured for each kind of call; the fastest counts.
 TRIES = 5
-_NANOSLEEP, _SLACK, _PR_SET_TIMERSLACK = "bench_nanosleep", 1, 29
+_NANOSLEEP, _GETTID = "bench_nanosleep", "bench_gettid"
+_SLACK, _PR_SET_TIMERSLACK = 1, 29
 _INT = ir.IntType(64)
 _libc = ctypes.CDLL(None, use_errno=True)
-llvm.add_symbol(_NANOSLEEP, ctypes.cast(_libc.nanosleep, ctypes.c_void_p).value)
+for _name in (_NANOSLEEP, _GETTID):
+    llvm.add_symbol(_name, ctypes.cast(getattr(_libc, _name.removeprefix("bench_")), ctypes.c_void_p).value)
+#: By thread: seconds by which its sleeps have taken too long, and when the last one ended.
+_THREADS = 4096
+_late = np.zeros((_THREADS, 2))
+_LATE_AT = _late.ctypes.data
 
 
 @intrinsic
@@ -48,9 +58,24 @@ def _nanosleep(typing: Any, nanoseconds: Any) -> Any:
     return types.int32(types.int64), emit
 
 
+@intrinsic
+def _thread(typing: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), _GETTID)
+        return builder.sext(builder.call(function, []), _INT)
+
+    return types.int64(), emit
+
+
 @njit(types.void(types.int64), nogil=True)
 def _sleep(nanoseconds: int) -> None:
-    _nanosleep(nanoseconds)
+    began, seconds = native.clock(CLOCK_MONOTONIC), 1e-9 * nanoseconds
+    late = carray(native.at(_LATE_AT), (_THREADS, 2), np.float64)[_thread() % _THREADS]
+    late_s = max(0.0, late[0] - (began - late[1]))
+    if seconds > late_s:
+        _nanosleep(np.int64(1e9 * (seconds - late_s)))
+    late[1] = native.clock(CLOCK_MONOTONIC)
+    late[0] = max(0.0, late_s + late[1] - began - seconds)
 
 
 def sleep_exactly() -> None:
