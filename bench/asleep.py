@@ -40,9 +40,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 for _name in (_NANOSLEEP, _GETTID):
     llvm.add_symbol(_name, ctypes.cast(getattr(_libc, _name.removeprefix("bench_")), ctypes.c_void_p).value)
 #: By thread: seconds by which its sleeps have taken too long, and when the last one ended.
-_THREADS = 4096
-_late = np.zeros((_THREADS, 2))
-_LATE_AT = _late.ctypes.data
+THREADS = 4096
+LATE = np.zeros((THREADS, 2))
+LATE_AT = LATE.ctypes.data
 
 
 @intrinsic
@@ -68,9 +68,10 @@ def _thread(typing: Any) -> Any:
 
 
 @njit(types.void(types.int64), nogil=True)
-def _sleep(nanoseconds: int) -> None:
+def sleep(nanoseconds: int) -> None:
+    """Sleep, less the seconds by which this thread is late."""
     began, seconds = native.clock(CLOCK_MONOTONIC), 1e-9 * nanoseconds
-    late = carray(native.at(_LATE_AT), (_THREADS, 2), np.float64)[_thread() % _THREADS]
+    late = carray(native.at(LATE_AT), (THREADS, 2), np.float64)[_thread() % THREADS]
     late_s = max(0.0, late[0] - (began - late[1]))
     if seconds > late_s:
         _nanosleep(np.int64(1e9 * (seconds - late_s)))
@@ -114,7 +115,7 @@ def _array(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.
 @contextmanager
 def sleeping(seconds: Mapping[Call, float]) -> Iterator[None]:
     """Make every schedule that is prepared for workers sleep instead of compute."""
-    address = native_of(_sleep, (types.int64,))
+    address = native_of(sleep, (types.int64,))
     assert address is not None
 
     def asleep(kernel: Any, operands: Sequence[tuple[Any, Any]], params: Sequence[Any], has_number: bool) -> Block | None:

@@ -31,17 +31,17 @@ def test_while_kernels_sleep_a_call_has_the_address_of_the_sleep_and_its_nanosec
         block = calls.layout(*arguments)
     real = layout(*arguments)
     assert block is not None and real is not None and calls.layout is layout
-    assert block.address == native_of(asleep._sleep, (types.int64,)) != real.address
+    assert block.address == native_of(asleep.sleep, (types.int64,)) != real.address
     assert block.words[2] == 2_000_000 and block.pointers == real.pointers
 
 
 def test_a_thread_that_woke_up_late_sleeps_less_unless_it_was_idle_meanwhile(bench: Any) -> None:
     asleep = bench("asleep")
-    late = asleep._late[threading.get_native_id() % asleep._THREADS]
+    late = asleep.LATE[threading.get_native_id() % asleep.THREADS]
     for woke_s_ago, at_least in ((0.0, 0.0), (1e6, 3e-3)):
         began = time.perf_counter()
         late[:] = 1e5, began - woke_s_ago
-        asleep._sleep(3_000_000)
+        asleep.sleep(3_000_000)
         assert time.perf_counter() - began >= at_least
         assert (late[0] > 9e4) == (woke_s_ago == 0.0)
 
