@@ -42,6 +42,11 @@ def begun(player, marked):
     return player.ended(0)[0]
 
 
+async def asleep(player):
+    """Wait until all workers sleep."""
+    await until(lambda: player.state.posts[:, PARKED].tolist() == [player.threads] * player.devices)
+
+
 @pytest.mark.parametrize(("threads", "devices"), [(1, 2), (2, 2), (1, 3)])
 async def test_a_devices_workers_never_run_an_operation_of_another_device(players, threads, devices):
     chance = np.random.default_rng(devices)
@@ -78,7 +83,11 @@ async def test_operations_and_copies_of_the_host_go_to_whichever_device_has_an_i
 async def test_operations_of_the_host_occupy_the_workers_of_all_devices(players):
     marked = Marked([OPERATION] * 4, kernels=dict.fromkeys(range(4), hold), devices=[ANY_DEVICE] * 4)
     player = players(threads=2, devices=2)
-    ended = begun(player, marked)
+    player.attach(marked.tables)
+    player.begin()
+    await asleep(player)
+    player.release(0)
+    ended = player.ended(0)[0]
     await until(lambda: len(player.running) == 4)
     marked.marks[:] = 1
     await ended.landed()
@@ -132,7 +141,7 @@ async def test_a_chain_across_devices_wakes_the_worker_of_each(players, devices)
     for _ in range(5):
         marked.marks[:] = 0
         await begun(player, marked).landed()
-        await until(lambda: player.state.posts[:, PARKED].tolist() == [1] * devices)
+        await asleep(player)
         assert (marked.marks == 1).all() and not marked.missing.any()
 
 
