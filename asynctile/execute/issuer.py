@@ -147,7 +147,7 @@ class Issuer:
             for event in waits:  # bytes that are no good must not be written to the disk, nor read from it
                 await self._run_ahead.settled(event)
                 if event.error is not None:
-                    return failed(event.error, entry.what)
+                    return await self._given_up(event.error, entry, (*waits, *after))
             assert self.on_transfer is not None
             moved: StreamEvent = self.on_transfer(index, after)
             self._run_ahead.add(moved, entry.nbytes)
@@ -155,10 +155,19 @@ class Issuer:
         try:
             event = self._enqueue(self._devices[device], entry, self._arrays(index), waits, after)
         except Exception as error:  # the event carries it to every entry that waits
-            return failed(error, entry.what)
+            return await self._given_up(error, entry, (*waits, *after))
         is_beside = entry.kind is Kind.OPERATION and entry.places[0].tier == RAM
         self._run_ahead.add(event, entry.nbytes, device=device, beside=is_beside)
         return event
+
+    async def _given_up(self, error: BaseException, entry: Scheduled, before: Sequence[StreamEvent]) -> StreamEvent:
+        """Return the event of an entry that fails without being enqueued, once all work before it is over.
+
+        Entries behind it name it alone, and rely on it for everything that it comes after.
+        """
+        for event in before:
+            await self._run_ahead.settled(event)
+        return failed(error, entry.what)
 
     def _arrays(self, index: int) -> Sequence[Any]:
         """Return the operands of an entry, or target and source of a copy."""

@@ -203,6 +203,38 @@ async def test_entries_that_depend_on_a_refused_one_get_its_error_and_the_rest_r
     assert len(lost) > 1 and (np.delete(device.issuer.statuses, [*lost]) == OK).all()
 
 
+@settings(max_examples=50)
+@given(seed=st.integers(0, 1 << 32))
+def test_an_entry_that_is_given_up_is_over_only_after_all_that_it_names(seed: int) -> None:
+    """An entry behind it names it alone, and may take the bytes that the entries before it still use."""
+    schedule, chance = drawn(seed), random.Random(seed)
+    if schedule is not None:
+        work = [index for index, entry in enumerate(schedule.entries) if entry.kind is not Kind.TRANSFER]
+        asyncio.run(given_up_late(schedule, chance.sample(work, min(3, len(work)))))
+
+
+async def given_up_late(schedule: Schedule, fails: Sequence[int]) -> None:
+    device = Noted(schedule, fails)
+
+    def is_over(index: int) -> bool:
+        event = device.events.get(index)
+        return device.issuer.failure(index) is not None or (index not in fails and event is not None and event.done)
+
+    device.issuer.release(len(schedule.stretches) - 1)
+    task = asyncio.create_task(device.issuer.hand_over())
+    while not task.done():
+        await asyncio.sleep(0)
+        for index, entry in enumerate(schedule.entries):
+            given_up = index in fails or (entry.kind is Kind.TRANSFER and index not in device.events)
+            if given_up and device.issuer.failure(index) is not None:
+                assert all(map(is_over, (*entry.waits, *entry.after)))
+        running = next((event for event in device.events.values() if not event.done), None)
+        if running is not None:
+            running.done = True
+            running.wake()
+    await task
+
+
 async def test_nothing_is_enqueued_before_its_stretch_is_released_or_while_the_gate_is_shut() -> None:
     schedule = next(found for seed in range(1000) if (found := drawn(seed)) is not None and len(found.stretches) > 2)
     device = Noted(schedule)

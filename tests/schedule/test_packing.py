@@ -171,7 +171,7 @@ def test_moves_shrink_to_the_missing_bytes_as_a_cap_grows() -> None:
 def test_in_a_tier_that_holds_everything_tiles_are_loaded_once_and_leave_only_for_the_host(seed: int, over_link: bool) -> None:
     program = program_by(random.Random(seed), sizes=(1, 64, 200, 5000))
     uses = uses_of(program, ALIGNMENT, OVER_LINK, has_link=over_link)
-    packing = unpacked(uses) if over_link else resident(program, ALIGNMENT)
+    packing = unpacked(uses, ()) if over_link else resident(program, ALIGNMENT)
     standing = set(packing.start)
     for index, entry in enumerate(program.entries):
         on_host = over_link and entry.device == HOST
