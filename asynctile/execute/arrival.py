@@ -66,7 +66,8 @@ def can_begin(schedule: Schedule, start: Start) -> bool:
 
     More of the program's tiles may stand there if they are clean, so that they can leave without a copy.
     """
-    given, known = set(schedule.program.inputs.values()), {(one.tier, one.tile) for one in schedule.start}
+    given, own = set(schedule.program.inputs.values()), set(schedule.program.standing)
+    known = {(one.tier, one.tile) for one in schedule.start}
     wanted = {(one.tier, one.tile): one for one in schedule.start if one.place is not None and one.tile not in given}
     for tier, stands in enumerate(start.tiers):
         for tile, offset, changed in stands:
@@ -74,7 +75,7 @@ def can_begin(schedule: Schedule, start: Start) -> bool:
             if tile in given:
                 continue
             if one is None or one.place is None:
-                if changed or (tier, tile) not in known:
+                if changed or tile not in own or (tier != RAM and (tier, tile) not in known):
                     return False
             elif offset not in (IN_SLOT, one.place.index) or (changed and one.state is not DIRTY):
                 return False
