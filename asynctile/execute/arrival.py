@@ -8,6 +8,7 @@ says which slot is which place.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import zip_longest
 
 import numpy as np
 
@@ -184,13 +185,13 @@ def in_the_way(tiers: Tiers, program: Program) -> list[Residency]:
     views, found = views_of(program), []
     standing = set(program.standing)
     written = {tile for entry in program.entries for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
-    for number, top in enumerate(tiers.tops):
-        own = set(views[number].program.standing) if number < len(views) else set()
-        alone = own.difference(views[number].shared) if own else own
+    for top, view in zip_longest(tiers.tops, views):
+        own = set() if view is None else set(view.program.standing)
+        alone = own if view is None else own - view.shared
         for residency in top.ledger.resident:
-            kept = own if residency.state is not DIRTY else alone
-            harmless = residency.state is not DIRTY and residency.tile not in written
-            if residency.tile in standing and residency.tile not in kept and not harmless:
+            is_newer = residency.state is DIRTY
+            is_known = residency.tile in (alone if is_newer else own)
+            if residency.tile in standing and not is_known and (is_newer or residency.tile in written):
                 found.append(residency)
     return found
 

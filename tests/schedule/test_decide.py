@@ -31,16 +31,20 @@ def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
     return program, space_by(chance, program, kind), chance
 
 
+def check_decided(schedule: Schedule | None, program: Program, space: Space, chance: random.Random) -> None:
+    """Raise AssertionError unless there is a schedule that keeps the law, or the program does not fit."""
+    if schedule is None:
+        assert not fits(program, space)
+    else:
+        check(schedule, space, chance)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100)
 @given(seed=SEEDS)
 def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_are_true(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
-    schedule = decide(program, space)
-    if schedule is None:
-        assert not fits(program, space)
-    else:
-        check(schedule, space, chance)
+    check_decided(decide(program, space), program, space, chance)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])
@@ -53,11 +57,7 @@ def test_the_law_holds_for_any_valid_packing(kind: str, seed: int) -> None:
     assert space.top.cap is not None
     cap = space.top.cap // alignment * alignment
     packing = packings.drawn(program, cap, alignment=alignment, over_link=over_link, chance=chance)
-    schedule = decide_below(program, space, [packings.alone(packing)])
-    if schedule is None:
-        assert not fits(program, space)
-    else:
-        check(schedule, space, chance)
+    check_decided(decide_below(program, space, [packings.alone(packing)]), program, space, chance)
 
 
 def bare_edges(schedule: Schedule) -> list[tuple[int, int]]:

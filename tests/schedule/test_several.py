@@ -11,10 +11,10 @@ from asynctile.program.program import Program
 from asynctile.program.spread import spread
 from asynctile.schedule.decide import Space, arrive, decide
 from tests.schedule.made import program_by
-from tests.schedule.schedules import check, check_arrival
-from tests.schedule.spaces import SIZES, fits, space_by
+from tests.schedule.schedules import check_arrival
+from tests.schedule.spaces import SIZES, space_by
 from tests.schedule.starts import start_by
-from tests.schedule.test_decide import SEEDS
+from tests.schedule.test_decide import SEEDS, check_decided
 
 KINDS = ("device", "device+", "device over ram+", "device+ over ram+")
 
@@ -32,11 +32,7 @@ def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
 @given(seed=SEEDS)
 def test_on_several_devices_entries_find_their_bytes_in_any_order_that_edges_allow(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
-    schedule = decide(program, space)
-    if schedule is None:
-        assert not fits(program, space)
-    else:
-        check(schedule, space, chance)
+    check_decided(decide(program, space), program, space, chance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
