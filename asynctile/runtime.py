@@ -99,6 +99,12 @@ class Runtime:
         return len(self.life.devices)
 
     @property
+    def side_by_side(self) -> int:
+        """How many devices compute at once: emulated ones share the cores."""
+        workers = self.device.workers
+        return self.devices if workers is None else min(self.devices, max(1, len(os.sched_getaffinity(0)) // workers.threads))
+
+    @property
     def is_open(self) -> bool:
         """Whether the share takes work; from any thread. Never in a forked child of the process that opened the engine."""
         return self.life.is_open and self.life.process == os.getpid()

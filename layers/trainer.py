@@ -211,7 +211,7 @@ class Trainer:
         return await self._runtime.call(job())
 
     async def gemm_rate(self, batch_size: int, seq_len: int) -> float | None:
-        """Measure FLOP/s of matrix products on the device, to judge the speed of steps by; None if a probe would evict tiles.
+        """Measure FLOP/s of matrix products on all devices, to judge steps by; None if a probe would evict tiles.
 
         Takes some tens of milliseconds, in memory that steps of such batches use. BudgetError as `step`.
         """
@@ -228,7 +228,8 @@ class Trainer:
                     demand = self._state.demand(await self._recorded(kind, rows, kept))
                     async with runtime.exclusive():
                         await runtime.cut(demand)
-                        return await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
+                        rate = await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
+                    return None if rate is None else rate * runtime.side_by_side
 
                 return await self._keeping.run(kind, rows, run)
 

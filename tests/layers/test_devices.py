@@ -126,3 +126,17 @@ async def test_more_devices_than_replicas_are_refused_before_a_model_is_loaded(t
         with pytest.raises(ValueError, match="4 devices cannot share 1 replica; choose replicas") as caught:
             Trainer(model)
         assert "\n" not in str(caught.value) and not model_state_of(model).has_moments
+
+
+@pytest.mark.parametrize(("devices", "cores", "times"), [(1, 4, 1), (2, 4, 2), (3, 2, 2)])
+async def test_the_rate_of_products_is_that_of_all_devices_that_compute_at_once(
+    devices: int, cores: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measured(*_: Any) -> float:
+        return 5.0
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("asynctile.layers.trainer.measure_gemms", measured)
+    async with Engine(emulated(devices)) as engine:
+        trainer = Trainer(await lively(engine, SHAPE), replicas=REPLICAS)
+        assert await trainer.gemm_rate(SHAPE.batch, SHAPE.length) == times * 5.0
