@@ -57,7 +57,8 @@ class Engine(Traced):
         machine, the memory cgroups of this process and its limits of address space (ulimit -v, -d) leave.
     spill: a folder on a fast disk for tiles that RAM cannot hold. It serves one engine at a time.
     spill_limit: cap on the bytes in that folder, which are set aside at once.
-    link_rate: bytes a second each way, for emulated only, where each device has a link of its own.
+    link_rate: bytes a second each way between RAM and the device, for emulated only, where each device has a link of its own.
+    peer_rate: bytes a second that each device receives from the others, for several emulated devices only. None: no limit.
     prefetch: how far transfers run ahead of compute. Each unit loads 4 tiles (16 from the spill folder) before their use and
         keeps as many slots free for the next ones, at most an eighth of all slots. 0: no overlap.
     precision: "fp32", or on a GPU "tf32" or "bf16".
@@ -85,6 +86,7 @@ class Engine(Traced):
         spill: str | os.PathLike[str] | None = None,
         spill_limit: int | str | None = None,
         link_rate: int | str | None = None,
+        peer_rate: int | str | None = None,
         prefetch: int = 2,
         precision: str = "fp32",
         rates: Rates | None = None,
@@ -113,7 +115,8 @@ class Engine(Traced):
         rate = None if link_rate is None else _positive("link_rate", link_rate)
         on_device = None if device_memory is None else _positive("device_memory", device_memory)
         in_ram = None if host_memory is None else _positive("host_memory", host_memory)
-        devices = open_devices(device, link_rate=rate, precision=precision)
+        between = None if peer_rate is None else _positive("peer_rate", peer_rate)
+        devices = open_devices(device, link_rate=rate, peer_rate=between, precision=precision)
         try:
             on_device = _cap_of_each(devices, on_device)
         except (BudgetError, ValueError):

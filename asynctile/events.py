@@ -98,6 +98,7 @@ class StepDone(Event):
     stall_s: float
     uploaded_bytes: int
     downloaded_bytes: int
+    passed_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     skipped: bool

@@ -79,7 +79,7 @@ class Share:
     def link_rate(self) -> float | None:
         """Bytes a second of the emulated link each way, as given to Engine; None for no limit, or where no rate was given."""
         workers = self._life.device.workers
-        return None if workers is None else workers.up_rate
+        return None if workers is None else workers.link_rate
 
     @property
     def rates(self) -> Rates:

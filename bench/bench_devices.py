@@ -38,7 +38,7 @@ from asynctile import Engine
 from asynctile.device.workers import Siblings
 from asynctile.execute.workers.places import OK
 from asynctile.execute.workers.player import Player
-from asynctile.execute.workers.tables import DOWNLOAD, UPLOAD
+from asynctile.execute.workers.tables import DOWNLOAD, PASS, UPLOAD
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
@@ -55,7 +55,7 @@ UPDATE, RECOMPUTE = "device", True
 SETTLED = 3
 #: Steps with real kernels.
 REAL_STEPS = 3
-#: Bytes by device and direction.
+#: Bytes by device and way: over its link from RAM, to RAM, and from other devices.
 Links = Mapping[tuple[int, int], int]
 
 
@@ -92,13 +92,14 @@ def setting(replicas: int, seconds: Mapping[Call, float]) -> Setting:
     rates = replace(CORES, flops_per_s=sum(operation.flops for operation in program.operations()) / computed_s)
     for _ in range(SETTLED):
         _, traffic = planned(replicas, replicas, rates)
-        rates = rates.limited(round(traffic.busiest_nbytes * replicas / LINK_SHARE / computed_s))
+        busiest_nbytes = max(planned_links(traffic.schedule).values())
+        rates = rates.limited(round(busiest_nbytes * replicas / LINK_SHARE / computed_s))
     return Setting(replicas, rates, computed_s)
 
 
 def planned_links(schedule: Schedule) -> Links:
     """Return the bytes that a schedule carries over links. Results that are fetched come down, too."""
-    ways = {Kind.UPLOAD: UPLOAD, Kind.DOWNLOAD: DOWNLOAD, Kind.FETCH: DOWNLOAD}
+    ways = {Kind.UPLOAD: UPLOAD, Kind.DOWNLOAD: DOWNLOAD, Kind.FETCH: DOWNLOAD, Kind.PASS: PASS}
     found = Counter[tuple[int, int]]()
     for entry in schedule.entries:
         if entry.kind in ways:
@@ -111,15 +112,16 @@ def carried_links(trainer: Trainer) -> Links:
     player = runtime_of(trainer.model.engine).tiers.player
     assert isinstance(player, Player) and player.tables is not None
     tables, found = player.tables, Counter[tuple[int, int]]()
-    moves = np.flatnonzero(((tables.kinds == UPLOAD) | (tables.kinds == DOWNLOAD)) & (player.statuses == OK))
+    moves = np.flatnonzero((tables.kinds >= UPLOAD) & (tables.kinds <= PASS) & (player.statuses == OK))
     for entry in moves.tolist():
         found[int(tables.devices[entry]), int(tables.kinds[entry])] += int(tables.words[tables.words_at[entry] + 2])
     return found
 
 
 async def open_trainer(stack: AsyncExitStack, devices: int, chosen: Setting) -> Trainer:
+    peer_rate = chosen.link_rate if devices > 1 else None
     engine = await stack.enter_async_context(
-        Engine(named(devices), device_memory=CAP, link_rate=chosen.link_rate, rates=chosen.rates))
+        Engine(named(devices), device_memory=CAP, link_rate=chosen.link_rate, peer_rate=peer_rate, rates=chosen.rates))
     model = await GPT2.create(engine, CONFIG, seed=1)
     return Trainer(model, AdamW(lr=1e-4), replicas=chosen.replicas, recompute=RECOMPUTE, update=UPDATE)
 
@@ -197,7 +199,7 @@ async def main() -> None:
     links = []
     for replicas in TARGETS:
         chosen = setting(replicas, seconds)
-        links.append(f"{chosen.link_rate / 1e6:.0f} MB/s each way for {replicas} replicas")
+        links.append(f"{chosen.link_rate / 1e6:.0f} MB/s each way, and from other devices, for {replicas} replicas")
         found = await measured_s(chosen, seconds, options.rounds, options.steps)
         speed.rows += rows_of(chosen, seconds, found)
     configuration = {

@@ -13,8 +13,8 @@ BATCH = 8
 #: The cap on each device, as a share of the states.
 SHARE = 0.25
 CAP = int(SHARE * CONFIG.states_nbytes)
-#: The busiest way of a link carries its bytes in this share of the time in which the devices, side by side, compute the step's
-#: kernels. RAM is the meeting place: there are no links between devices.
+#: The busiest way of any link carries its bytes in this share of the time in which the devices, side by side, compute the
+#: step's kernels. A device has a link to RAM, and one over which it gets bytes from other devices. Each way of both is as fast.
 LINK_SHARE = 0.6
 #: Numbers of devices that are compared with one, at as many replicas, and the least speed relative to one.
 TARGETS = {2: 1.9, 4: 3.7}

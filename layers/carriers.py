@@ -15,6 +15,7 @@ from asynctile.program.lag import lagging
 from asynctile.program.operation import HOST, READ
 from asynctile.program.program import Entry, Mark, Program
 from asynctile.program.spread import spread
+from asynctile.program.weave import woven
 from asynctile.storage.tile import Tile
 
 
@@ -52,7 +53,8 @@ def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]
         for row in rows:
             finder.homes.update((given[row.index], device) for given in (recording.tokens, recording.targets) if given)
     found = finder.devices()
-    return spread(program, found, lagging(program, found, begins))
+    parts = lagging(program, found, begins)
+    return spread(program, found, [position for part in parts for position in woven(program, found, part)])
 
 
 class _Finder:

@@ -77,6 +77,7 @@ class Plan:
     flops: int
     uploaded_bytes: int
     downloaded_bytes: int
+    passed_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     compute_s: float
@@ -105,6 +106,7 @@ class Plan:
             *([("devices", f"{self.devices}, which share the replicas; bytes are those of all")] if self.devices > 1 else []),
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
+            *([("passed between devices a step", format_size(self.passed_bytes))] if self.devices > 1 else []),
             *self._disk(),
             ("bound", self.bound),
         ]
@@ -187,6 +189,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         flops=flops,
         uploaded_bytes=traffic.uploaded_nbytes,
         downloaded_bytes=traffic.downloaded_nbytes,
+        passed_bytes=traffic.passed_nbytes,
         spill_read_bytes=traffic.spill_read_nbytes,
         spill_written_bytes=traffic.spill_written_nbytes,
         compute_s=compute_s,

@@ -50,7 +50,7 @@ def tell_step(runtime: Runtime, model: str, report: StepReport) -> None:
     runtime.tell(
         StepDone, model=model, step=report.step, loss=report.loss, lr=report.lr, grad_norm=report.grad_norm,
         tokens=report.tokens, step_s=report.step_s, stall_s=report.stall_s, uploaded_bytes=report.uploaded_bytes,
-        downloaded_bytes=report.downloaded_bytes, spill_read_bytes=report.spill_read_bytes,
+        downloaded_bytes=report.downloaded_bytes, passed_bytes=report.passed_bytes, spill_read_bytes=report.spill_read_bytes,
         spill_written_bytes=report.spill_written_bytes, skipped=report.skipped, played=report.played,
     )  # fmt: skip
     if (recorder := runtime.life.recorder) is not None:

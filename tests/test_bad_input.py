@@ -143,8 +143,8 @@ ARRAY = np.linspace(0, 1, 12).reshape(3, 4)
 #: Arguments that take no array, by the call that takes them.
 NO_ARRAYS: list[tuple[Callable[[Service, dict[str, Any]], Any], tuple[str, ...]]] = [
     (lambda service, more: Engine(**{"device": "emulated", **more}),
-     ("device", "device_memory", "host_memory", "spill", "link_rate", "precision", "prefetch", "rates",
-      "watchdog")),
+     ("device", "device_memory", "host_memory", "spill", "link_rate", "peer_rate", "precision", "prefetch",
+      "rates", "watchdog")),
     (lambda service, more: service.engine.events(**more), ("limit",)),
     (lambda service, more: service.share(**{"host_memory": "1MiB", **more}), ("host_memory", "name", "weight", "interactive")),
     (lambda service, more: GPT2.create(service.engine, CONFIG, **more), ("seed", "tile")),

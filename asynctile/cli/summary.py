@@ -22,7 +22,8 @@ __all__ = ["Sums", "finish"]
 _SAMPLE_TOKENS = 160
 
 _SUMMED = (
-    "tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes",
+    "tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes", "passed_bytes", "spill_read_bytes",
+    "spill_written_bytes",
 )  # fmt: skip
 _LOSS = "validation_loss"
 _VALIDATED = (_LOSS, "validation_perplexity", "validation_bits_per_byte", "validation_tokens")
@@ -43,6 +44,7 @@ class Sums:
     """Seconds of the steps whose stall_s is known."""
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
+    passed_bytes: int = 0
     device_peak_bytes: int = 0
     host_peak_bytes: int = 0
     spill_read_bytes: int = 0
@@ -122,7 +124,8 @@ def _sentences(sums: Sums, bigrams: float, is_kept: bool, devices: int) -> list[
     lines.append(f"{counted(sums.steps, 'step')}, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     peaks = f"{format_size(sums.host_peak_bytes)} in RAM"
     if sums.device_peak_bytes:
-        lines.append(f"moved {format_size(sums.uploaded_bytes)} to {there} and {format_size(sums.downloaded_bytes)} back")
+        moved = f"moved {format_size(sums.uploaded_bytes)} to {there} and {format_size(sums.downloaded_bytes)} back"
+        lines.append(moved + (f", {format_size(sums.passed_bytes)} between them" if devices > 1 else ""))
         peaks = f"{format_size(sums.device_peak_bytes)} on {on_one}, {peaks}"
     lines.append(f"peak {peaks}")
     if sums.spill_peak_bytes:

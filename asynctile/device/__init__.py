@@ -29,17 +29,22 @@ def resolved(name: str) -> str:
     return "cuda:0" if gpu_count() else "cpu"
 
 
-def open_devices(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> tuple[Device, ...]:
+def open_devices(
+    name: str, *, link_rate: int | None = None, peer_rate: int | None = None, precision: str = "fp32"
+) -> tuple[Device, ...]:
     """Open the devices that `name` names (names.py), all of them or none.
 
-    "auto" is the first GPU, or the CPU where there is none. link_rate: bytes a second each way of each device, for "emulated"
-    only. precision: "fp32", or on a GPU also "tf32" and "bf16".
+    "auto" is the first GPU, or the CPU where there is none. link_rate: bytes a second each way between RAM and each device, for
+    "emulated" only. peer_rate: bytes a second that each device receives from the others, for several emulated ones only.
+    precision: "fp32", or on a GPU also "tf32" and "bf16".
 
-    Raises DeviceError if a device is not there, and ValueError for a wrong name and if another device is given a link_rate.
+    Raises DeviceError if a device is not there, and ValueError for a wrong name and if other devices are given a rate.
     """
     names = drivable(resolved(name))
     if link_rate is not None and names[0] != "emulated":
         raise ValueError(f"link_rate works only with device='emulated', not with {name!r}; leave it out")
+    if peer_rate is not None and (names[0] != "emulated" or len(names) == 1):
+        raise ValueError(f"peer_rate works only with several emulated devices, not with {name!r}; leave it out")
     check_precision(precision, names[0])
     siblings, opened = Siblings(len(names)), list[Device]()
     with ExitStack() as undo:
@@ -47,7 +52,7 @@ def open_devices(name: str, *, link_rate: int | None = None, precision: str = "f
             if one.startswith("cuda"):
                 device: Device = CudaDevice(open_driver(one), precision)
             elif one == "emulated":
-                device = EmulatedDevice(link_rate, siblings=siblings, number=number)
+                device = EmulatedDevice(link_rate, siblings=siblings, number=number, peer_rate=peer_rate)
             else:
                 device = CpuDevice()
             undo.callback(device.close)

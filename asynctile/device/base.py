@@ -33,12 +33,12 @@ Report = Callable[[str, int, int], None]
 class Workers:
     """The compiled workers that can run a device's steps without Python.
 
-    up_rate, down_rate: rates of the device's link in bytes a second, None for no limit.
+    link_rate: bytes a second each way of the device's link to RAM, None for no limit. peer_rate: the same from other devices.
     """
 
     threads: int
-    up_rate: float | None = None
-    down_rate: float | None = None
+    link_rate: float | None = None
+    peer_rate: float | None = None
 
 
 class Node(NamedTuple):
@@ -149,6 +149,11 @@ class Device(Protocol):
 
         A host array that is smaller receives the first elements along each axis.
         """
+
+    def receive(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        """Copy an array of another device of the engine to one of this device. what: the tile, for messages."""
 
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None

@@ -151,6 +151,11 @@ class CudaDevice(DeviceMemory):
         args = (target.ptr, source.ptr, target.nbytes, self._compute.handle)
         return self._compute.enqueue(waits, self.driver.copy, args, after=after, what=what)
 
+    def receive(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        return self.copy(target, source, waits, after, what)  # one address space covers all GPUs
+
     def add_stream(self, name: str, threads: int) -> Stream:
         stream = Stream(name, self._lock, threads)
         self._others.append(stream)

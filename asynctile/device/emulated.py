@@ -41,18 +41,23 @@ class OneWay:
 
 
 class EmulatedDevice(WorkerDevice):
-    """CPU kernels in a bounded arena, with an upload and a download link of `link_rate` bytes a second each."""
+    """CPU kernels in a bounded arena, with an upload and a download link of `link_rate` bytes a second each.
+
+    It receives `peer_rate` bytes a second from its siblings.
+    """
 
     name = "emulated"
     has_link = True
 
     def __init__(
-        self, link_rate: int | None = None, threads: int | None = None, siblings: Siblings | None = None, number: int = 0
-    ) -> None:
+        self, link_rate: int | None = None, threads: int | None = None, siblings: Siblings | None = None, number: int = 0,
+        peer_rate: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(threads, siblings, number)
         self._up = OneWay(self._called("upload"), link_rate, self._lock)
         self._down = OneWay(self._called("download"), link_rate, self._lock)
-        self.workers = Workers(self.threads, link_rate, link_rate)
+        self._peer = OneWay(self._called("peer"), peer_rate, self._lock)
+        self.workers = Workers(self.threads, link_rate, peer_rate)
 
     def budget(self, wanted: int | None) -> int | None:
         """Return the cap that was asked for. By default all siblings get half of the RAM for tiles: below them is RAM, too."""
@@ -69,5 +74,11 @@ class EmulatedDevice(WorkerDevice):
         corner_of = (target, corner(source, target.shape))
         return self._down.stream.enqueue(waits, self._down.copy, corner_of, after=after, is_copy=True, what=what)
 
+    def receive(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        return self._peer.stream.enqueue(waits, self._peer.copy, (target, source), after=after, is_copy=True, what=what)
+
     def streams(self) -> list[TracedRunner]:
-        return [*super().streams(), self._up.stream, self._down.stream]
+        links = [self._up, self._down, *[self._peer] * (self._siblings.count > 1)]
+        return [*super().streams(), *(link.stream for link in links)]

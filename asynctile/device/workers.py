@@ -95,6 +95,11 @@ class WorkerDevice(HostMemory):
         corner_of = (target, corner(source, target.shape))
         return self._compute.enqueue(waits, np.copyto, corner_of, after=after, what=what)
 
+    def receive(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        return self.copy(target, source, waits, after, what)
+
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:

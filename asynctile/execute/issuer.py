@@ -2,10 +2,11 @@
 
 A stretch is the entries between two marks, where the host looks at results. The host releases stretches one by one.
 
-While entries are handed over, each lane has one task. Every device has three lanes: compute, copies up, copies down. The
-host has three more: its operations, reads and writes of the spill file. A lane takes its entries in the order of the
-schedule. An entry may name an entry of another lane; its lane waits only if the other lane has not enqueued that entry yet.
-So the lanes of transfers run ahead of compute, up to the limit on bytes in flight. This is the prefetching pipeline.
+While entries are handed over, each lane has one task. Every device has four lanes: compute, copies up, copies down, and
+copies from other devices. The host has three more: its operations, reads and writes of the spill file. A lane takes its
+entries in the order of the schedule. An entry may name an entry of another lane; its lane waits only if the other lane
+has not enqueued that entry yet. So the lanes of transfers run ahead of compute, up to the limit on bytes in flight. This
+is the prefetching pipeline.
 
 Lanes never wait for each other in a circle. Edges lead from earlier entries to later ones, so the earliest entry that
 is not enqueued can always go on.
@@ -36,8 +37,8 @@ from asynctile.streams.run_ahead import RunAhead
 
 #: The work of a lane. A lane is named by its work and its device, 0 for the host. Tasks of lanes begin in this order: transfers
 #: first, so that they run ahead.
-LOAD, UP, DOWN, STORE, HOST, COMPUTE = range(6)
-_WORK = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
+LOAD, UP, PEER, DOWN, STORE, HOST, COMPUTE = range(7)
+_WORK = {Kind.UPLOAD: UP, Kind.PASS: PEER, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
 
 
 class Issuer:
@@ -185,7 +186,8 @@ class Issuer:
         if isinstance(what, Operation):
             launch = device.launch_on_host if entry.places[0].tier == RAM else device.launch
             return launch(what, arrays, self._placed.number(what), waits, after)
-        move = {Kind.UPLOAD: device.upload, Kind.COPY: device.copy}.get(entry.kind, device.download)
+        moves = {Kind.UPLOAD: device.upload, Kind.PASS: device.receive, Kind.COPY: device.copy}
+        move = moves.get(entry.kind, device.download)
         return move(*arrays, waits, after, what)
 
     async def _enqueued(self, entries: Sequence[int]) -> list[StreamEvent]:

@@ -186,5 +186,6 @@ class ScheduledJob:
         tiers.host.written_nbytes += counts.written
         self._assembly.lanes[DEVICE].operations += counts.operations
         self._assembly.lanes[DEVICE].fetched_nbytes += counts.fetched
+        self._assembly.passed_nbytes += counts.passed
         for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=False):
             tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

@@ -304,7 +304,7 @@ class Schedules:
         if tiers.device.recorder is not None:
             return Replayer(tiers.device, tiers.run_ahead, tiers.gate, lambda: tiers.is_shared)
         assert workers is not None
-        return Workers(workers.threads, workers.up_rate, workers.down_rate, len(tiers.devices))
+        return Workers(workers.threads, workers.link_rate, workers.peer_rate, len(tiers.devices))
 
 
 class _Unarrived(Exception):

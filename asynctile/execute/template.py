@@ -24,7 +24,7 @@ _WRITTEN, _WAYS = len(Kind), len(Kind) + 1
 class Counts(NamedTuple):
     """Amounts of work: number of operations, and bytes moved.
 
-    uploaded, downloaded: over the link of each device.
+    uploaded, downloaded: over the link of each device to RAM. passed: from one device to another.
     read, written: between RAM and the spill file.
     fetched: results for the host.
     """
@@ -32,6 +32,7 @@ class Counts(NamedTuple):
     operations: int
     uploaded: tuple[int, ...]
     downloaded: tuple[int, ...]
+    passed: int
     read: int
     written: int
     fetched: int
@@ -80,6 +81,7 @@ class Template:
             operations=all_ways[Kind.OPERATION],
             uploaded=tuple(found[:, Kind.UPLOAD].tolist()),
             downloaded=tuple(found[:, Kind.DOWNLOAD].tolist()),
+            passed=all_ways[Kind.PASS],
             read=all_ways[Kind.TRANSFER],
             written=all_ways[_WRITTEN],
             fetched=all_ways[Kind.FETCH],

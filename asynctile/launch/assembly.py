@@ -43,6 +43,8 @@ class Assembly:
         self.lanes: dict[str, Lane] = dict.fromkeys((DEVICE, HOST), self._of_devices[0])
         #: where operations report a number that nobody asked for
         self._scratch = device.numbers(1)
+        #: bytes that passed from one device to another, never reset
+        self.passed_nbytes = 0
         if tiers.link is not None:
             self.lanes[HOST] = HostLane(device, tiers.top, tiers.link, *parts)
 

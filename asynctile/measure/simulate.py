@@ -28,9 +28,9 @@ from asynctile.storage.tile import Tile
 class Traffic:
     """Bytes that one step moves, and its highest peak on a device.
 
-    uploaded, downloaded: between RAM and devices with memory of their own.
+    uploaded, downloaded: between RAM and devices with memory of their own. passed: from one device to another.
     busiest: the most that one link carries in one direction.
-    fetched: results for the host, not counted in the two above.
+    fetched: results for the host, not counted in those above.
     copied: within the memory that operations run in.
     copies: number of copies, over the link and within any memory.
     spill_read, spill_written: between RAM and the spill folder.
@@ -42,6 +42,7 @@ class Traffic:
 
     uploaded_nbytes: int
     downloaded_nbytes: int
+    passed_nbytes: int
     busiest_nbytes: int
     fetched_nbytes: int
     copied_nbytes: int
@@ -92,10 +93,11 @@ def simulate(
     return Traffic(
         uploaded_nbytes=sum(carried[Kind.UPLOAD]),
         downloaded_nbytes=sum(carried[Kind.DOWNLOAD]),
+        passed_nbytes=sum(nbytes for (kind, _), nbytes in moved.items() if kind is Kind.PASS),
         busiest_nbytes=max(*carried[Kind.UPLOAD], *carried[Kind.DOWNLOAD]),
         fetched_nbytes=moved[Kind.FETCH, RESULT],
         copied_nbytes=copied,
-        copies=sum(entry.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.COPY, Kind.FETCH) for entry in schedule.entries),
+        copies=sum(entry.kind not in (Kind.OPERATION, Kind.TRANSFER) for entry in schedule.entries),
         spill_read_nbytes=moved[Kind.TRANSFER, TOP] + moved[Kind.TRANSFER, RAM],
         spill_written_nbytes=moved[Kind.TRANSFER, DISK] + sum(align(tile.nbytes, PAGE) for tile in schedule.inputs_below()),
         device_peak_nbytes=peak if has_link else 0,
@@ -123,7 +125,7 @@ def _moved(schedule: Schedule) -> Counter[tuple[Kind, int]]:
 
 
 def _carried(schedule: Schedule) -> dict[Kind, list[int]]:
-    """Return the bytes that the link of each device carries, by direction."""
+    """Return the bytes that the link of each device to RAM carries, by direction."""
     found = {kind: [0] * schedule.program.devices for kind in (Kind.UPLOAD, Kind.DOWNLOAD)}
     for entry in schedule.entries:
         if entry.kind in found:

@@ -2,7 +2,8 @@
 
 Devices have ledgers of their own, which know nothing of each other. Over all devices of a tile, one of these holds:
 - Nobody has written the tile: it is absent on every device.
-- One device has it dirty: no other device has a copy, and the copy in RAM is older.
+- One device has it dirty: no other device has a copy, and the copy in RAM is older. A temporary that was handed over is dirty
+  on several devices, with the same bytes.
 - Otherwise the newest bytes are in RAM or below it, and any device may have a clean copy.
 A device on which the tile is stored or absent has no copy. Whether RAM has the newest bytes, the other devices say.
 """

@@ -19,12 +19,12 @@ from asynctile.storage.tile import Tile
 Queues = dict[int, deque[int]]
 
 
-def lagging(program: Program, devices: Sequence[int], begins: Sequence[int]) -> list[int]:
-    """Return the positions of all entries in their new order.
+def lagging(program: Program, devices: Sequence[int], begins: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the positions of all entries in their new order, part by part.
 
     devices: of each entry; ignored for marks and work of the host. begins: where the parts of the step begin, ascending.
     """
-    return list(_Lag(program, devices).order([0, *begins, len(program)]))
+    return _Lag(program, devices).order([0, *begins, len(program)])
 
 
 class _Lag:
@@ -43,10 +43,10 @@ class _Lag:
         self.written: dict[Tile, set[int]] = defaultdict(set)
         self.read: dict[Tile, set[int]] = defaultdict(set)
 
-    def order(self, bounds: Sequence[int]) -> Iterator[int]:
+    def order(self, bounds: Sequence[int]) -> Iterator[list[int]]:
         for begin, end in pairwise(bounds):
-            yield from self._part(range(begin, end))
-        yield from self._flush()
+            yield list(self._part(range(begin, end)))
+        yield list(self._flush())
 
     def _part(self, positions: range) -> Iterator[int]:
         """Yield the entries of one part that do not lag, and the entries due among those of their device, evenly."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation, number_of
+from asynctile.program.operation import UPDATE as UPDATED
 from asynctile.storage.tile import NEVER, Tile
 
 
@@ -52,7 +53,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passage:
-    """The way of tiles to RAM, for other devices. `device` has changed them by the entry before, and brings them there.
+    """The way of persistent tiles to RAM, for other devices. `device` has changed them by the entry before, and brings them.
 
     Without passages, a device would not know when another one has changed a tile that it uses, too.
     """
@@ -67,6 +68,24 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Handover:
+    """The way of a temporary tile to another device: `source` has written it, and `device` gets a copy, not through RAM.
+
+    access: of the whole program. In the view of either device, `device` is DEVICE, and the source reads and the other writes.
+    """
+
+    tile: Tile
+    source: str
+    device: str
+    access: str = UPDATED
+    number: ClassVar[None] = None
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return (self.tile,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Elsewhere:
     """Work of the host or of another device, as one device sees it: RAM is read or written at some of its own tiles."""
 
@@ -76,7 +95,7 @@ class Elsewhere:
     number: ClassVar[None] = None
 
 
-Entry = Operation | Fetch | Mark | Passage | Elsewhere
+Entry = Operation | Fetch | Mark | Passage | Handover | Elsewhere
 
 #: Before this mark, no run changes tiles that outlive it. So entries up to here may run before the host has looked at results.
 UPDATE = "update"

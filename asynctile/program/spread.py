@@ -1,28 +1,34 @@
-"""A program spread over several devices: the device of each entry, and the passages that this makes necessary. Pure.
+"""A program spread over several devices: the device of each entry, and how tiles pass between devices. Pure.
 
-Who carries which entry is decided above (layers/carriers.py). Here a tile that one device writes and another one uses gets a
-passage: it comes down to RAM as soon as it is written, and the others take their own copies for older.
+Who carries which entry is decided above (layers/carriers.py). A temporary tile that one device writes and another one reads is
+handed over as soon as it is written. A persistent tile has a passage: it comes down to RAM, where it lives, and the others take
+their own copies for older. When they need it again, they get it from RAM or from a device that has it (emission.py).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from asynctile.program.operation import HOST, READ, Operation, device_named
-from asynctile.program.program import Entry, Fetch, Mark, Passage, Program
+from asynctile.program.operation import HOST, READ, WRITE, Operation, device_named
+from asynctile.program.program import Entry, Fetch, Handover, Mark, Passage, Program
 from asynctile.storage.tile import Tile
 
 
 class _Access(NamedTuple):
-    """One use of a tile. device: where, or HOST."""
+    """One use of a tile. device: where, or HOST. reads: its old bytes."""
 
     position: int
     device: str
+    reads: bool
     writes: bool
+
+
+#: The uses of each tile, in order, each entry once.
+Accesses = dict[Tile, list[_Access]]
 
 
 def spread(program: Program, devices: Sequence[int], order: Sequence[int] | None = None) -> Program:
@@ -33,7 +39,8 @@ def spread(program: Program, devices: Sequence[int], order: Sequence[int] | None
     """
     order = range(len(program)) if order is None else order
     entries = [_on(program.entries[position], devices[position]) for position in order]
-    passing = _passing(program, entries)
+    accesses = _accesses(entries)
+    passing, handed = _passing(accesses), _handed(accesses)
     found, places = Program(program.name), dict[int, int]()
     for position, entry in enumerate(entries):
         places[order[position]] = len(found)
@@ -43,6 +50,8 @@ def spread(program: Program, devices: Sequence[int], order: Sequence[int] | None
             found.add(entry)
         if position in passing:
             found.add(Passage(tuple(passing[position]), entry.device))
+        for tile, device in handed.get(position, ()):
+            found.add(Handover(tile, entry.device, device))
     found.numbers, found.inputs, found.temporaries = program.numbers, program.inputs, program.temporaries
     found.fetches = [entry for entry in entries if isinstance(entry, Fetch)]
     places[len(program)] = len(found)
@@ -57,51 +66,51 @@ def _on(entry: Entry, device: int) -> Entry:
     return entry
 
 
-def _passing(program: Program, entries: Sequence[Entry]) -> dict[int, list[Tile]]:
-    """Return, by position, the tiles that pass to other devices behind this entry, which writes them."""
+def _passing(accesses: Accesses) -> dict[int, list[Tile]]:
+    """Return, by position, the persistent tiles that pass to RAM behind this entry, which writes them.
+
+    They are all that other devices use, too: a run may begin with copies anywhere.
+    """
     found: dict[int, list[Tile]] = defaultdict(list)
-    for tile, accesses in _accesses(entries).items():
-        if len({access.device for access in accesses} - {HOST}) < 2:
-            continue
-        for number, access in enumerate(accesses):
-            if access.writes and access.device != HOST:
-                before, behind = accesses[:number], accesses[number + 1 :]
-                if tile.persistent:  # the next run
-                    behind = behind + before
-                if _is_wanted(access.device, behind) or _is_held(tile, access.device, before, behind):
-                    found[access.position].append(tile)
+    for tile, uses in accesses.items():
+        if tile.persistent and len({use.device for use in uses} - {HOST}) > 1:
+            for use in uses:
+                if use.writes and use.device != HOST:
+                    found[use.position].append(tile)
     return found
 
 
-def _is_wanted(device: str, behind: Sequence[_Access]) -> bool:
-    """Return whether the host or another device is the next to use what `device` has written, apart from its own reads."""
-    return next((access.device != device for access in behind if access.device != device or access.writes), False)
-
-
-def _is_held(tile: Tile, device: str, before: Sequence[_Access], behind: Sequence[_Access]) -> bool:
-    """Return whether another device may have a copy of what `device` is about to change, and need it again.
-
-    A run may begin with copies of a persistent tile anywhere.
+def _handed(accesses: Accesses) -> dict[int, list[tuple[Tile, str]]]:
+    """Return, by position, the temporary tiles that are handed over behind this entry, which writes them, each with its target.
     """
-    again = {access.device for access in behind}
-    for access in reversed(before):
-        if access.device not in (device, HOST) and (tile.persistent or access.device in again):
-            return True
+    found: dict[int, list[tuple[Tile, str]]] = defaultdict(list)
+    for tile, uses in accesses.items():
+        for number, use in enumerate(uses):
+            if use.writes and use.device != HOST and not tile.persistent:
+                readers = _readers(use.device, uses[number + 1 :])
+                found[use.position] += ((tile, device) for device in readers)
+    return found
+
+
+def _readers(device: str, behind: Sequence[_Access]) -> dict[str, None]:
+    """Return the other devices that read what `device` has written, before it is written again."""
+    found: dict[str, None] = {}
+    for access in behind:
+        if access.reads and access.device not in (device, HOST):
+            found[access.device] = None
         if access.writes:
-            return False
-    return tile.persistent
+            break
+    return found
 
 
-def _accesses(entries: Sequence[Entry]) -> dict[Tile, list[_Access]]:
-    """Return the accesses of each tile, in order, each entry once."""
+def _accesses(entries: Sequence[Entry]) -> Accesses:
+    """Return the uses of each tile."""
     found: dict[Tile, list[_Access]] = defaultdict(list)
     for position, entry in enumerate(entries):
-        for tile, writes in _uses(entry):
-            found[tile].append(_Access(position, entry.device, writes))
+        hows: dict[Tile, str] = defaultdict(str)
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            hows[tile] += how
+        for tile, all_ways in hows.items():
+            reads, writes = set(all_ways) != {WRITE}, set(all_ways) != {READ}
+            found[tile].append(_Access(position, entry.device, reads, writes))
     return found
-
-
-def _uses(entry: Entry) -> Iterator[tuple[Tile, bool]]:
-    """Yield each tile of an entry once, with whether the entry writes it."""
-    written = {tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
-    return ((tile, tile in written) for tile in dict.fromkeys(entry.tiles))

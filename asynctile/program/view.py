@@ -8,12 +8,12 @@ device's memory is planned from its view alone (asynctile/schedule). Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation, device_named
-from asynctile.program.program import Elsewhere, Entry, Fetch, Mark, Passage, Program
+from asynctile.program.program import Elsewhere, Entry, Fetch, Handover, Mark, Passage, Program
 from asynctile.storage.tile import Tile
 
 
@@ -36,15 +36,32 @@ def views_of(program: Program) -> tuple[View, ...]:
     own = {name: {tile: None for entry in program.entries if entry.device == name for tile in entry.tiles} for name in names}
     uses = Counter(tile for tiles in own.values() for tile in tiles)
     shared = frozenset(tile for tile, count in uses.items() if count > 1)
-    return tuple(_view(program, name, own[name], shared.intersection(own[name])) for name in names)
+    writers = _writers(program)
+    return tuple(_view(program, name, own[name], shared.intersection(own[name]), writers) for name in names)
 
 
-def _view(program: Program, device: str, own: Collection[Tile], shared: frozenset[Tile]) -> View:
+#: By the position of an entry of the host: the device that has written each of its temporary tiles last; HOST if the host has.
+Writers = dict[int, dict[Tile, str]]
+
+
+def _writers(program: Program) -> Writers:
+    found: Writers = {}
+    last: dict[Tile, str] = {}
+    for position, entry in enumerate(program.entries):
+        if entry.device == HOST:
+            found[position] = {tile: last.get(tile, HOST) for tile in entry.tiles if not tile.persistent}
+        if isinstance(entry, Operation):
+            written = (tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
+            last.update((tile, entry.device) for tile in written if not tile.persistent)
+    return found
+
+
+def _view(program: Program, device: str, own: Collection[Tile], shared: frozenset[Tile], writers: Writers) -> View:
     view, positions = Program(program.name), []
     for position, entry in enumerate(program.entries):
         if isinstance(entry, Mark):
             view.mark(entry.name, [tile for tile in program.rewritten[entry.name] if tile in own])
-        elif (seen := _seen(entry, device, own)) is not None:
+        elif (seen := _seen(entry, device, own, writers.get(position, {}))) is not None:
             view.add(seen)
         else:
             continue
@@ -55,15 +72,24 @@ def _view(program: Program, device: str, own: Collection[Tile], shared: frozense
     return View(view.finish(), positions, shared)
 
 
-def _seen(entry: Entry, device: str, own: Collection[Tile]) -> Entry | None:
-    """Return an entry as the device sees it; None if it does not concern the device. own: the tiles that the device uses."""
+def _seen(entry: Entry, device: str, own: Collection[Tile], writers: Mapping[Tile, str]) -> Entry | None:
+    """Return an entry as the device sees it; None if it does not concern the device.
+
+    own: the tiles that the device uses. writers: for the host's entry, the devices that have its temporary tiles.
+    """
     if isinstance(entry, Operation | Fetch) and entry.device == device:
         return replace(entry, device=DEVICE)
+    if isinstance(entry, Handover):
+        how = {entry.source: READ, entry.device: WRITE}.get(device)
+        return None if how is None else replace(entry, device=DEVICE, access=how)
     if isinstance(entry, Passage):
-        how = READ if entry.device == device else WRITE
-        shared = [(tile, how) for tile in entry.tiles if tile in own]
+        shared = [(tile, READ if entry.device == device else WRITE) for tile in entry.tiles if tile in own]
     elif entry.device == HOST:
-        shared = [(tile, how) for tile, how in zip(entry.tiles, entry.access, strict=True) if tile in own]
+        shared = []
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            is_here = writers.get(tile, HOST) in (device, HOST)
+            if tile in own and (is_here or how != READ):
+                shared.append((tile, how if is_here else WRITE))
     else:
         return None
     return Elsewhere(tuple(tile for tile, _ in shared), "".join(how for _, how in shared)) if shared else None

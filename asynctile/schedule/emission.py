@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from asynctile.program.operation import HOST, READ, WRITE, Operation, number_of
-from asynctile.program.program import Entry, Fetch, Mark, Passage, Program
+from asynctile.program.program import Entry, Fetch, Handover, Mark, Passage, Program
 from asynctile.schedule.below import Above
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
@@ -233,7 +233,11 @@ class _Emission:
             return
         if level is not self.lowest and self.ram is not None:
             self._touch()
-            level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self._in_ram(tile)))
+            source = self._source(tile, here)
+            if source is None:
+                level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self._in_ram(tile)))
+            else:
+                level.written[tile] = self._pass(tile, here, source)
             level.states[tile] = CLEAN
             self._touched(top)
         else:
@@ -241,6 +245,19 @@ class _Emission:
             there = self.disk.places.get(tile) or self.disk.put(tile)
             level.written[tile] = self._add(Kind.TRANSFER, tile, (here, there))
             level.states[tile] = CLEAN
+
+    def _source(self, tile: Tile, here: Place) -> Top | None:
+        """Return the device from which a tile comes to `here`: of those that have it, the one that has passed on least.
+
+        None if no other device has it.
+        """
+        holders = [top for top in self.tops if top.level.number != here.tier and top.has(tile)]
+        return min(holders, key=lambda top: top.passed_nbytes, default=None)
+
+    def _pass(self, tile: Tile, here: Place, source: Top) -> int:
+        """Emit the copy of a tile from another device; return its number."""
+        source.passed_nbytes += tile.nbytes
+        return self._add(Kind.PASS, tile, (here, source.level.places[tile]))
 
     def _in_ram(self, tile: Tile) -> Place:
         """Return the tile's place in RAM. RAM that holds everything first loads a tile that was left in the file."""
@@ -297,11 +314,14 @@ class _Emission:
             self.fetches += 1
             self._add(Kind.FETCH, entry.tile, (result, *places))
             return
-        assert isinstance(entry, Operation)
         written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
         for tile in written:
             self._change(top, tile)
-        number = self._add(Kind.OPERATION, entry, places, entry.access)
+        if isinstance(entry, Handover):
+            number = self._pass(entry.tile, places[0], self.tops[number_of(entry.source)])
+        else:
+            assert isinstance(entry, Operation)
+            number = self._add(Kind.OPERATION, entry, places, entry.access)
         for tile in written:
             top.level.states[tile] = DIRTY
             top.level.written[tile] = number

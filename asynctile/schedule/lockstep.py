@@ -28,4 +28,4 @@ def in_lockstep(entries: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
 
 
 def _is_load(entry: Scheduled) -> bool:
-    return entry.kind is Kind.UPLOAD or (entry.kind is Kind.TRANSFER and entry.places[0].tier != DISK)
+    return entry.kind in (Kind.UPLOAD, Kind.PASS) or (entry.kind is Kind.TRANSFER and entry.places[0].tier != DISK)

@@ -38,16 +38,17 @@ def tier_of(device: int) -> int:
 class Kind(IntEnum):
     """The kind of an entry.
 
-    OPERATION runs a kernel. UPLOAD and DOWNLOAD copy over the link, COPY copies within a tier, TRANSFER moves a tile between
-    RAM and a file, and FETCH copies a result to the host.
+    OPERATION runs a kernel. UPLOAD and DOWNLOAD copy over the link between RAM and a device, PASS over that between two
+    devices. COPY copies within a tier, TRANSFER moves a tile between RAM and a file, and FETCH copies a result to the host.
     """
 
     OPERATION = 0
     UPLOAD = 1
     DOWNLOAD = 2
-    COPY = 3
-    TRANSFER = 4
-    FETCH = 5
+    PASS = 3
+    COPY = 4
+    TRANSFER = 5
+    FETCH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,9 @@ class Scheduled:
 
     @property
     def device(self) -> int:
-        """The device whose compute or link carries it out, from 0; 0 too for work of the host."""
-        return max((place.tier - RAM for place in self.places if place.tier > RAM), default=0)
+        """The device whose compute or link carries it out, from 0; 0 too for work of the host. A PASS is its target's."""
+        places = self.places[:1] if self.kind is Kind.PASS else self.places
+        return max((place.tier - RAM for place in places if place.tier > RAM), default=0)
 
     @property
     def nbytes(self) -> int:

@@ -70,6 +70,14 @@ def test_bytes_come_back_as_they_went_in(device, slots):
     assert [fetched(device, view)[0] for view in views] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("device", [one_of_two, soft_cuda], indirect=True)
+def test_bytes_received_from_another_device_are_a_copy(device, slots):
+    source, target = array(device, slots[0], 3), array(device, slots[1])
+    device.receive(target, source, ()).wait()
+    array(device, slots[0], 4)
+    assert fetched(device, target)[0] == 3
+
+
 def test_an_upload_is_a_copy(device, slots):
     source = np.ones(16, np.float32)
     view = array(device, slots[0])
@@ -248,16 +256,18 @@ def test_a_copy_of_a_failed_result_fails_with_it(device, ranges):
 
 
 @pytest.mark.parametrize("late", [0.0, 0.015, 0.1])
-def test_a_link_takes_the_time_of_its_rate_with_copying_included(late, monkeypatch):
-    device, naps = EmulatedDevice(link_rate=1_000_000), []
-    clock = SimpleNamespace(perf_counter=lambda: device.streams()[-2].ready_at + late, sleep=naps.append)
+@pytest.mark.parametrize(("rate", "stream", "copy_in"), [("link_rate", -2, "upload"), ("peer_rate", -1, "receive")])
+def test_a_link_takes_the_time_of_its_rate_with_copying_included(rate, stream, copy_in, late, monkeypatch):
+    siblings = Siblings(1 + (rate == "peer_rate"))
+    device, naps = EmulatedDevice(siblings=siblings, **{rate: 1_000_000}), []
+    clock = SimpleNamespace(perf_counter=lambda: device.streams()[stream].ready_at + late, sleep=naps.append)
     monkeypatch.setattr("asynctile.device.emulated.time", clock)
     device.start()
     arena = Arena(None, evictable=False)
     for pool in arena.cut(Demand((40_000,), (1,), {40_000: 1}, "copy")):
         device.map_pool(pool)
     view = device.array(arena.pools[0].take(for_load=True), (10_000,), np.float32)
-    device.upload(view, np.ones(10_000, np.float32), ()).wait()
+    getattr(device, copy_in)(view, np.ones(10_000, np.float32), ()).wait()
     assert naps == ([pytest.approx(0.04 - late)] if late < 0.04 else [])
     device.close()
 

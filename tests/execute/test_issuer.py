@@ -52,7 +52,7 @@ class On:
     def upload(self, to: Any, source: Any, waits: Any, after: Any, what: Any) -> StreamEvent:
         return self.noted.note(to, waits, after, self.number)
 
-    copy = download = upload
+    copy = download = receive = upload
 
 
 class Noted:

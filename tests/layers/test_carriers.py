@@ -11,7 +11,7 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.program.operation import HOST, READ, WRITE, device_named
-from asynctile.program.program import Mark, Passage, Program
+from asynctile.program.program import Handover, Mark, Passage, Program
 from asynctile.storage.tile import Tile
 from tests.laws import law
 from tests.layers.shapes import LIGHT, Shape
@@ -59,17 +59,21 @@ def test_no_device_reads_what_another_one_has_changed_before_it_passed(
     kind: str, carriers: tuple[int, ...], on_host: bool
 ) -> None:
     program, _ = recorded(kind, carriers, on_host=on_host)
-    newest: dict[Tile, str] = {}
+    newest: dict[Tile, set[str]] = {}
     assert program.devices == max(carriers) + 1
     for _ in range(2):  # the second run begins with what the first has left
         for entry in program.entries:
+            if isinstance(entry, Handover):
+                assert entry.source in newest[entry.tile]
+                newest[entry.tile].add(entry.device)
+                continue
             for tile, how in zip(entry.tiles, entry.access, strict=True):
-                found = newest.get(tile, HOST)
-                assert how == WRITE or HOST in (found, entry.device) or found == entry.device, f"{entry}: {tile.name}"
+                may_read = entry.device == HOST or {HOST, entry.device} & newest.get(tile, {HOST})
+                assert how == WRITE or may_read, f"{entry}: {tile.name}"
                 if how != READ:
-                    newest[tile] = entry.device
+                    newest[tile] = {entry.device}
             if isinstance(entry, Passage):
-                newest.update(dict.fromkeys(entry.tiles, HOST))
+                newest.update((tile, {HOST}) for tile in entry.tiles)
         newest = {tile: where for tile, where in newest.items() if tile.persistent}
 
 
@@ -77,7 +81,7 @@ def test_no_device_reads_what_another_one_has_changed_before_it_passed(
 def test_the_owner_updates_a_tile_and_passes_on_what_the_others_read(precision: str) -> None:
     program, parameters = recorded("step", (0, 0, 1, 1), precision=precision)
     owner = owners(parameters, 2)
-    passed = {tile for entry in program.entries if isinstance(entry, Passage) for tile in entry.tiles if tile.persistent}
+    passed = {tile for entry in program.entries if isinstance(entry, Passage) for tile in entry.tiles}
     updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
     assert len(updates) == len(owner) and all(one.device == device_named(owner[one.operands[0]]) for one in updates)
     assert passed == {tile for parameter in parameters.values() for tile in parameter.compute.values()}
@@ -105,4 +109,4 @@ def test_rows_that_reach_over_two_tiles_of_positions_begin_where_their_tokens_ar
 
 def test_one_device_carries_the_program_of_replicas_unchanged() -> None:
     alone, _ = recorded("step", (0, 0, 0, 0))
-    assert alone.devices == 1 and not any(isinstance(entry, Passage) for entry in alone.entries)
+    assert alone.devices == 1 and not any(isinstance(entry, Passage | Handover) for entry in alone.entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from asynctile.layers.plan import Plan, plan_step
 from tests.inside_engine import life_of
 from tests.laws import covering, law
 from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, trained, yardstick
-from tests.layers.training import OPTIMIZER, assert_same_bits, assert_same_tensors, batches_of, floor_of, lively, moments_of
+from tests.layers.training import (
+    OPTIMIZER,
+    Outcome,
+    assert_same_bits,
+    assert_same_tensors,
+    batches_of,
+    floor_of,
+    lively,
+    moments_of,
+    outcome,
+)
 
 RUNS = {"played": lambda _: None, "by coroutines": by_coroutines}
 CLIPS = {"fused": None, "clipped": 0.1}
@@ -47,6 +58,34 @@ async def test_no_spill_folder_below_several_devices_changes_a_bit(
     found = await trained(emulated(devices), caps, update=update, clip_norm=clip_norm, prepare=prepare)
     assert_same_bits(found, await yardstick(clip_norm=clip_norm))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("carriers", "clip_norm", "prepare"), covering([(0, 0, 0, 1), (0, 1, 1, 1), (0, 1, 0, 1)], CLIPS, RUNS)
+)
+async def test_no_table_of_replicas_changes_a_bit(
+    carriers: tuple[int, ...], clip_norm: float | None, prepare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynctile.layers.trainer.table", lambda *_: carriers)
+    found = await trained("emulated*2", {"device_memory": STATES // 2}, clip_norm=clip_norm, prepare=prepare)
+    assert_same_bits(found, await yardstick(clip_norm=clip_norm))
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("clip_norm", CLIPS.values(), ids=CLIPS)
+async def test_after_twenty_steps_the_bits_are_those_of_one_device(
+    clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(device: str, **caps: Any) -> Outcome:
+        return await outcome(SHAPE, steps=20, device=device, engine_options=caps, replicas=REPLICAS, clip_norm=clip_norm)
+
+    expected = await found("cpu")
+    for devices, share in product((1, 2, 4), (0.15, 0.3, 0.6, 3.0)):
+        assert_same_bits(await found(emulated(devices), device_memory=int(share * STATES)), expected)
+    caps = {"device_memory": int(0.3 * STATES), "host_memory": int(0.8 * STATES), "spill": tmp_path}
+    assert_same_bits(await found("emulated*4", **caps), expected)
+    monkeypatch.setattr("asynctile.layers.trainer.table", lambda *_: (0, 0, 0, 1))
+    assert_same_bits(await found("emulated*2", device_memory=STATES // 2), expected)
 
 
 @pytest.mark.filterwarnings("error")
@@ -86,8 +125,8 @@ async def test_every_step_after_the_first_moves_the_planned_bytes(
         reports = [report async for report in trainer.run(batches_of(SHAPE, 4))]
         assert engine.statistics().operations - before == 4 * plan.operations
     assert (plan.devices, [report.played for report in reports]) == (devices, [False, True, True, True])
-    moved = [(report.uploaded_bytes, report.downloaded_bytes) for report in reports]
-    assert moved[1:] == [(plan.uploaded_bytes, plan.downloaded_bytes)] * 3
+    moved = [(report.uploaded_bytes, report.downloaded_bytes, report.passed_bytes) for report in reports]
+    assert moved[1:] == [(plan.uploaded_bytes, plan.downloaded_bytes, plan.passed_bytes)] * 3 and plan.passed_bytes > 0
     assert reports[-1].device_peak_bytes == plan.device_peak_bytes
 
 
@@ -112,7 +151,7 @@ async def test_a_trace_shows_the_kernels_and_copies_of_every_device(prepare: Any
     events = json.loads((tmp_path / "t.json").read_text())
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans = {tracks.get(event["tid"], "").partition(" ")[0] for event in events if event["ph"] == "X"}
-    assert {f"{lane}:{device}" for lane in ("compute", "upload", "download") for device in (0, 1)} <= spans
+    assert {f"{lane}:{device}" for lane in ("compute", "upload", "download", "peer") for device in (0, 1)} <= spans
 
 
 async def test_more_devices_than_replicas_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

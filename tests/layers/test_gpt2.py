@@ -39,6 +39,8 @@ def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> Non
         ({"device": "cpu", "device_memory": "1GiB"}, ValueError, ("device_memory", "cpu", "host_memory")),
         ({"device": "auto", "device_memory": 1 << 30}, ValueError, ("device_memory", "host_memory")),
         ({"device": "cpu", "link_rate": "1GB"}, ValueError, ("link_rate", "emulated", "leave it out")),
+        ({"device": "emulated", "peer_rate": "1GB"}, ValueError, ("peer_rate", "several emulated devices", "leave it out")),
+        ({"device": "emulated*2", "peer_rate": 0}, ValueError, ("peer_rate is 0", "above zero")),
         ({"spill_limit": "1GiB"}, ValueError, ("spill_limit", "without spill", "leave")),
         ({"spill": ".", "spill_limit": 0}, ValueError, ("spill_limit is 0", "above zero")),
         ({"watchdog": 0}, ValueError, ("watchdog is 0", "None to wait for ever")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
-from asynctile.program.program import Fetch, Passage, Program
+from asynctile.program.program import Fetch, Handover, Passage, Program
 from asynctile.program.spread import spread
 from asynctile.storage.tile import Tile
 from tests.by_hand import SHAPE, standing
@@ -25,17 +25,41 @@ def passages(program: Program) -> list[tuple[int, str, list[str]]]:
             for at, entry in enumerate(program.entries) if isinstance(entry, Passage)]  # fmt: skip
 
 
+def handovers(program: Program) -> list[tuple[int, str, str, str]]:
+    """Return the position of each handover, its tile, and from which device to which."""
+    return [(at, entry.tile.name, entry.source, entry.device)
+            for at, entry in enumerate(program.entries) if isinstance(entry, Handover)]  # fmt: skip
+
+
 def test_on_one_device_nothing_passes() -> None:
     (a,) = standing("a")
     program = spread(recorded((a, UPDATE), (a, READ)), [0, 0])
     assert program.devices == 1 and passages(program) == []
 
 
-def test_a_tile_passes_behind_the_last_write_before_another_device_reads_it() -> None:
+def test_a_temporary_is_handed_over_behind_the_last_write_before_another_device_reads_it() -> None:
     program = Program("by hand")
     t = program.tile("t", SHAPE)
     program = spread(recorded((t, WRITE), (t, UPDATE), (t, UPDATE), (t, READ), program=program), [1, 1, 1, 0])
-    assert program.devices == 2 and passages(program) == [(2, "device:1", ["t"])]
+    assert program.devices == 2 and handovers(program) == [(3, "t", "device:1", "device:0")] and not passages(program)
+
+
+def test_a_temporary_goes_to_each_device_that_reads_it_before_it_is_written_again() -> None:
+    program = Program("by hand")
+    t = program.tile("t", SHAPE)
+    uses = (t, WRITE), (t, READ), (t, READ), (t, READ), (t, UPDATE), (t, READ), (t, WRITE), (t, READ)
+    program = spread(recorded(*uses, program=program), [0, 1, 0, 1, 2, 1, 1, 1])
+    assert handovers(program) == [
+        (1, "t", "device:0", "device:1"), (2, "t", "device:0", "device:2"), (7, "t", "device:2", "device:1"),
+    ]  # fmt: skip
+
+
+def test_a_temporary_that_only_the_host_reads_elsewhere_is_not_handed_over() -> None:
+    program = Program("by hand")
+    t = program.tile("t", SHAPE)
+    program.add(Operation("none", (t,), WRITE))
+    program.add(Operation("none", (t,), READ, device=HOST))
+    assert handovers(spread(program.finish(), [1, 0])) == []
 
 
 def test_a_weight_passes_to_those_who_read_it_in_the_next_run() -> None:
@@ -62,7 +86,7 @@ def test_marks_inputs_results_and_sections_come_along() -> None:
     program.section("forward", "second")
     program.fetch(t, "out", ())
     found = spread(program.finish(), [1, 0, 0])
-    assert [type(entry).__name__ for entry in found.entries] == ["Operation", "Passage", "Mark", "Fetch"]
+    assert [type(entry).__name__ for entry in found.entries] == ["Operation", "Handover", "Mark", "Fetch"]
     assert found.marks == {"here": 2} and found.rewritten == {"here": (x,)} and found.inputs == {"x": x}
     assert found.sections == [(0, ("forward", "first")), (3, ("forward", "second"))] and found.numbers == ["loss"]
     assert found.fetches == [found.entries[3]] and isinstance(found.entries[3], Fetch) and found.entries[3].device == "device:0"

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation, device_named
-from asynctile.program.program import Elsewhere, Fetch, Mark, Program
+from asynctile.program.program import Fetch, Mark, Program
 from asynctile.program.spread import spread
 from asynctile.program.view import View, views_of
+from asynctile.storage.tile import Tile
 from tests.by_hand import standing
 from tests.schedule.made import program_by
 
@@ -60,6 +61,25 @@ def test_a_device_sees_work_of_the_host_on_its_own_tiles_alone() -> None:
     assert told(second) == [(1, "device:0", ["b"], "r"), (2, HOST, ["b"], "r")]
 
 
+def test_a_handover_is_a_read_of_one_device_and_a_write_of_the_other() -> None:
+    t = Tile("t", (2,))
+    program = program_of(operation("device:0", [t], WRITE), operation("device:1", [t], READ), operation("device:2", [t], READ))
+    first, second, third = views_of(spread(program, [0, 1, 2]))
+    assert told(first) == [(0, "device:0", ["t"], "w"), (1, "device:0", ["t"], "r"), (2, "device:0", ["t"], "r")]
+    assert told(second) == [(1, "device:0", ["t"], "w"), (3, "device:0", ["t"], "r")]
+    assert told(third) == [(2, "device:0", ["t"], "w"), (4, "device:0", ["t"], "r")]
+
+
+def test_the_host_reads_a_temporary_from_the_device_that_wrote_it_last() -> None:
+    t = Tile("t", (2,))
+    program = program_of(
+        operation("device:0", [t], WRITE), operation("device:1", [t], UPDATE), operation(HOST, [t], READ),
+        operation(HOST, [t], UPDATE), operation("device:0", [t], READ))  # fmt: skip
+    first, second = views_of(spread(program, [0, 1, 0, 0, 0]))
+    assert told(first)[2:] == [(4, HOST, ["t"], "w"), (5, "device:0", ["t"], "r")]
+    assert told(second)[2:] == [(3, HOST, ["t"], "r"), (4, HOST, ["t"], "u")]
+
+
 @given(seed=st.integers(0, 1 << 32))
 def test_views_share_out_all_operations_and_fetches_in_order(seed: int) -> None:
     chance = random.Random(seed)
@@ -67,7 +87,7 @@ def test_views_share_out_all_operations_and_fetches_in_order(seed: int) -> None:
     program = spread(program, [chance.randrange(3) for _ in program.entries])
     views = views_of(program)
     for number, view in enumerate(views):
-        own = [entry for entry in view.program.entries if not isinstance(entry, Mark | Elsewhere)]
+        own = [entry for entry in view.program.entries if isinstance(entry, Operation | Fetch)]
         meant = [entry for entry in program.entries
                  if isinstance(entry, Operation | Fetch) and entry.device == device_named(number)]  # fmt: skip
         if len(views) > 1:

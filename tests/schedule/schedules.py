@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from asynctile.program.operation import READ, Operation
-from asynctile.program.program import Mark, Passage
+from asynctile.program.program import Fetch, Mark
 from asynctile.schedule.decide import Cut, Space
 from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Place, Schedule, Scheduled, Standing
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STALE, STORED, State
@@ -134,7 +134,7 @@ class Run:
             is_above = one.tile in newest and newest[one.tile] != one.tier
             if is_above and one.tier != RAM:
                 what = f"at {name} {one.tile.name} is {one.state} in tier {one.tier}, and newer in {newest[one.tile]}"
-                assert one.state is not DIRTY, what
+                assert one.state is not DIRTY or not one.tile.persistent, what  # a temporary that was handed over
                 assert one.place is None or self.memory.holds(one.place, self.means.newest[one.tile]), what
                 continue
             if is_above and (self.space.ram is None or self.space.ram.cap is None):
@@ -152,7 +152,8 @@ class Run:
         assert one.state is not STALE and (one.state is not ABSENT or may_be_absent), what
         if one.state is ABSENT:
             return False
-        assert not is_above, f"{what}, and newer above"
+        # Below the device that has saved a temporary, it is as new as on the device to which it was handed over.
+        assert not (is_above and one.tile.persistent), f"{what}, and newer above"
         if one.place is not None:
             assert self.memory.holds(one.place, version), f"{what} is older, or something else"
             assert one.written == self._last(one.place, end), f"{what}: written by {one.written}"
@@ -276,7 +277,7 @@ def _check_program_order(schedule: Schedule) -> None:
         if isinstance(entry, Mark):
             stretch += 1
             assert schedule.marks[entry.name] == stretch
-        elif not isinstance(entry, Passage):
+        elif isinstance(entry, Operation | Fetch):
             expected.append((entry if isinstance(entry, Operation) else entry.tile, stretch))
     done = [entry for entry in schedule.entries if entry.kind in (Kind.OPERATION, Kind.FETCH)]
     assert [(entry.what, entry.stretch) for entry in done] == expected

@@ -23,9 +23,9 @@ MUTEX = 0
 ) = range(16, 34)  # fmt: skip
 CONTROL = 40
 
-#: Number of queues of each device: its operations, copies up, copies down. Queue 3 * device + kind is the one of an UPLOAD or a
-#: DOWNLOAD. The last queue, behind those of all devices, has the operations of the host.
-QUEUES = 3
+#: Number of queues of each device: its operations, copies up, down, and from other devices. Queue QUEUES * device + kind is the
+#: one of an UPLOAD, a DOWNLOAD or a PASS. The last queue, behind those of all devices, has the operations of the host.
+QUEUES = 4
 #: Indices into `queues`, int64 each, for every queue.
 (
     SIZE,  # of the heap of ready entries

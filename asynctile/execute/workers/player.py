@@ -40,12 +40,12 @@ class Player:
 
     name = "player"
 
-    def __init__(self, threads: int, up_rate: float | None, down_rate: float | None, devices: int = 1) -> None:
+    def __init__(self, threads: int, link_rate: float | None, peer_rate: float | None, devices: int = 1) -> None:
         if not player_supported():
             raise DeviceError("schedules cannot be played on this machine, only on Linux on x86-64 or AArch64; use coroutines")
         self.threads, self.devices = threads, devices
         self.on_transfer: Callable[..., Any] | None = None
-        self._rates = float(up_rate or 0), float(down_rate or 0)
+        self._rates = float(link_rate or 0), float(peer_rate or 0)
         self._crew = Crew()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finalizer = weakref.finalize(self, drop, self._crew, self._eventfd, os.getpid())

@@ -16,7 +16,7 @@ import numpy as np
 from asynctile.execute.workers import places
 from asynctile.execute.workers.ask import ARRIVE, HOLD, LEAVE, MEET, RELEASE, RESET, ask
 from asynctile.execute.workers.native import CLOCK_MONOTONIC
-from asynctile.execute.workers.tables import COPY, DOWNLOAD, OPERATION, UPLOAD, Tables
+from asynctile.execute.workers.tables import COPY, DOWNLOAD, OPERATION, PASS, UPLOAD, Tables
 
 _libc = ctypes.CDLL(None)
 
@@ -24,7 +24,8 @@ _libc = ctypes.CDLL(None)
 class PlayState:
     """Tables, and the arrays that a run of them changes. `frame` holds all their addresses, for compiled code.
 
-    threads: number of workers of each device. rates: bytes per second of the two directions of each link, 0 without a limit.
+    threads: number of workers of each device. rates: bytes per second of each way of each device's link to RAM, and of its link
+    from other devices; 0 without a limit.
     """
 
     def __init__(self, tables: Tables, threads: int, devices: int, rates: tuple[float, float], eventfd: int) -> None:
@@ -70,7 +71,8 @@ class PlayState:
         self.control[[places.MUTEX_AT, places.ONE_AT, places.ONE, places.EVENTFD]] = (
             at + 8 * places.MUTEX, at + 8 * places.ONE, 1, eventfd,
         )  # fmt: skip
-        self.links[places.RATE, :-1].reshape(-1, places.QUEUES)[:, [UPLOAD, DOWNLOAD]] = rates
+        to_ram, from_others = rates
+        self.links[places.RATE, :-1].reshape(-1, places.QUEUES)[:, [UPLOAD, DOWNLOAD, PASS]] = to_ram, to_ram, from_others
         self.times[places.TIMER] = np.inf
         self.lanes[:, places.RUNNING] = -1
         attributes = (ctypes.c_int64 * 8)()
@@ -143,7 +145,7 @@ class PlayState:
 def _queue_of(tables: Tables, devices: int) -> np.ndarray:
     """Return the queue of each entry, (n,) uint16. That of a transfer is not used."""
     kinds, of_device = tables.kinds, places.QUEUES * tables.devices.astype(np.int16)
-    is_copy = (kinds == UPLOAD) | (kinds == DOWNLOAD)
+    is_copy = (kinds >= UPLOAD) & (kinds <= PASS)
     return np.where(of_device < 0, places.QUEUES * devices, of_device + kinds * is_copy).astype(np.uint16)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from asynctile.execute.workers.native import REALS, WIDTHS
 
-#: Kinds of entries. OPERATION calls a kernel by its address. UPLOAD and DOWNLOAD copy over their direction of the link, COPY
-#: within one memory; their words are target, source, nbytes. The host carries out a TRANSFER, and is told when it is ready.
-OPERATION, UPLOAD, DOWNLOAD, COPY, TRANSFER = range(5)
+#: Kinds of entries. OPERATION calls a kernel by its address. UPLOAD and DOWNLOAD copy over their direction of the link to RAM,
+#: PASS over the link from another device, COPY within one memory; their words are target, source, nbytes. The host carries out
+#: a TRANSFER, and is told when it is ready.
+OPERATION, UPLOAD, DOWNLOAD, PASS, COPY, TRANSFER = range(6)
 
 #: The device of work that a worker of any device may run: operations of the host.
 ANY_DEVICE = -1
@@ -139,7 +140,7 @@ class Tables:
             raise ValueError("stretches of a schedule are below 0 or fall; order its entries by stretch")
         if n and (self.kinds.min() < OPERATION or self.kinds.max() > TRANSFER):
             raise ValueError(f"kinds of a schedule are {self.kinds.min()} to {self.kinds.max()}, expected 0 to {TRANSFER}")
-        least = np.where((self.kinds == UPLOAD) | (self.kinds == DOWNLOAD), 0, ANY_DEVICE)
+        least = np.where((self.kinds >= UPLOAD) & (self.kinds <= PASS), 0, ANY_DEVICE)
         if (self.devices < least).any():
             raise ValueError("devices of a schedule are below ANY_DEVICE, or a copy over a link has none; count devices from 0")
 

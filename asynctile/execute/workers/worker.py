@@ -21,7 +21,7 @@ from asynctile.execute.workers import native, places
 from asynctile.execute.workers.heap import pop, push
 from asynctile.execute.workers.native import CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, player_supported
 from asynctile.execute.workers.rest import acquire, call, call_one, count_moves, count_stall, has_no_watch, look, signal, sleep
-from asynctile.execute.workers.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.execute.workers.tables import OPERATION, PASS, TRANSFER, UPLOAD
 from asynctile.kernels.cpu.jit import inline, loop
 
 
@@ -73,7 +73,7 @@ def _tell(control: Any) -> None:
 @inline()
 def _make_ready(graph: Any, run: Any, entry: int) -> None:
     control, kind = run.control, graph.kinds[entry]
-    if UPLOAD <= kind <= DOWNLOAD or kind == TRANSFER:
+    if UPLOAD <= kind <= PASS or kind == TRANSFER:
         count_moves(control, run.times, 1)
     if kind == TRANSFER:
         run.ring[control[places.OUT]] = entry
@@ -141,13 +141,13 @@ def _count(graph: Any, run: Any, entry: int) -> None:
 @inline()
 def _is_timed(graph: Any, run: Any, entry: int) -> Any:
     """Return whether an entry is a copy over a link of limited rate."""
-    return UPLOAD <= graph.kinds[entry] <= DOWNLOAD and run.links[places.RATE, graph.queue_of[entry]] > 0
+    return UPLOAD <= graph.kinds[entry] <= PASS and run.links[places.RATE, graph.queue_of[entry]] > 0
 
 
 @inline()
 def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
     """End an entry that was run. A copy over a limited link, slower than memory, is only DUE now."""
-    if UPLOAD <= graph.kinds[entry] <= DOWNLOAD:
+    if UPLOAD <= graph.kinds[entry] <= PASS:
         queues, links, queue = run.queues, run.links, np.int64(graph.queue_of[entry])
         if _is_timed(graph, run, entry):
             # Counted from when the copy could begin, not from when a busy core let a worker see it: a real link would not wait.

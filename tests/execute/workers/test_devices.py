@@ -9,7 +9,7 @@ from numba import njit
 
 from asynctile.execute.workers.places import FAILED, OK, PARKED, POISONED, STALL
 from asynctile.execute.workers.player import player_supported
-from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, TRANSFER, UPLOAD
 from tests.execute.workers.schedules import Marked, fail, hold, number, play
 from tests.settle import until
 
@@ -109,14 +109,14 @@ async def test_the_host_and_a_device_share_a_worker_earliest_first(players):
 
 
 async def test_links_of_different_devices_run_side_by_side_and_each_keeps_its_rate(players):
-    devices = [entry % 3 for entry in range(24)]
-    marked = Marked([UPLOAD, UPLOAD, UPLOAD, DOWNLOAD, DOWNLOAD, DOWNLOAD] * 4, devices=devices)
+    devices = [entry % 3 for entry in range(36)]
+    marked = Marked([UPLOAD, UPLOAD, UPLOAD, DOWNLOAD, DOWNLOAD, DOWNLOAD, PASS, PASS, PASS] * 4, devices=devices)
     player = players(threads=1, rate=RATE, devices=3)
     await play(player, marked.tables)
     state = player.state
     assert np.unique(state.ready_at).size == 1, "all may begin when they are released"
     for device in range(3):
-        for kind in (UPLOAD, DOWNLOAD):
+        for kind in (UPLOAD, DOWNLOAD, PASS):
             own = (marked.tables.kinds == kind) & (marked.tables.devices == device)
             assert np.allclose(state.ended_at[own] - state.ready_at[own], np.arange(1, 5) * 8 / RATE)
 

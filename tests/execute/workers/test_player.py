@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asynctile.errors import DeviceError
 from asynctile.execute.workers.places import FAILED, FREE_AT, OK, PENDING, POISONED, QUEUES
 from asynctile.execute.workers.player import player_supported
-from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, TRANSFER, UPLOAD
 from tests.execute.workers.schedules import Marked, fail, number, overdraw, play
 from tests.settle import turns, until
 
@@ -22,12 +22,14 @@ pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are no
 
 #: Bytes a second: a copy of 8 bytes takes 0.1 ms.
 RATE = 80e3
+#: The kinds of copies over links.
+LINKS = (UPLOAD, DOWNLOAD, PASS)
 
 
 @st.composite
 def schedules(draw, devices):
     n = draw(st.integers(1, 60))
-    kinds = draw(st.lists(st.sampled_from([OPERATION] * 4 + [UPLOAD, DOWNLOAD, COPY, TRANSFER]), min_size=n, max_size=n))
+    kinds = draw(st.lists(st.sampled_from([OPERATION] * 4 + [*LINKS, COPY, TRANSFER]), min_size=n, max_size=n))
     pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.integers(0, 1))
     edges = {(min(a, b), max(a, b)): travels for a, b, travels in draw(st.lists(pairs, max_size=3 * n)) if a != b}
     borders = sorted(draw(st.lists(st.integers(0, n), max_size=3)))
@@ -38,7 +40,7 @@ def schedules(draw, devices):
     return Marked(
         kinds, [(a, b, travels) for (a, b), travels in edges.items()], stretches, reports,
         {entry: fail for entry in failing if kinds[entry] == OPERATION},
-        devices=[max(device, 0) if kind in (UPLOAD, DOWNLOAD) else device for kind, device in zip(kinds, of, strict=True)],
+        devices=[max(device, 0) if kind in LINKS else device for kind, device in zip(kinds, of, strict=True)],
     ), {entry for entry in failing if kinds[entry] == TRANSFER}  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def check_link(state, device, way):
     ended = state.ended_at[copies]
     assert (ended >= state.ready_at[copies] + 8 / RATE).all() and (np.diff(np.sort(ended)) >= 7.99 / RATE).all()
     assert ended.max(initial=0) == state.links[FREE_AT, QUEUES * device + way] or not copies.size
-    for earlier in np.flatnonzero((state.tables.kinds == UPLOAD) | (state.tables.kinds == DOWNLOAD)):
+    for earlier in np.flatnonzero(np.isin(state.tables.kinds, LINKS)):
         later = state.tables.successors[slice(*state.tables.successors_at[earlier : earlier + 2])]
         later = later[is_here[later] & (state.statuses[later] == OK)]
         assert (state.ready_at[later] >= state.ended_at[earlier]).all()
@@ -99,7 +101,7 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
             ordered = [all(statuses[other] != POISONED for other in before) for before in marked.before]
             assert not marked.missing[np.array(ordered) & (statuses == OK)].any()
             assert player.finished - finished == tables.count
-            for device, way in product(range(devices), (UPLOAD, DOWNLOAD)) if rate else ():
+            for device, way in product(range(devices), LINKS) if rate else ():
                 check_link(player.state, device, way)
 
     player = players(threads, rate, devices)
