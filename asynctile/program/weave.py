@@ -14,15 +14,12 @@ from asynctile.program.operation import HOST, READ
 from asynctile.program.program import Mark, Program
 from asynctile.storage.tile import Tile
 
-#: The queue of the host's entries. Devices count from 0.
-_OF_HOST = -1
-
 
 def woven(program: Program, devices: Sequence[int], positions: Sequence[int]) -> Iterator[int]:
     """Yield `positions`, some entries of the program in an order, in their woven order.
 
-    The entries of one device keep their order, and so do two entries of which one writes a tile of the other. Marks stay where
-    they are. devices: of each entry; ignored for marks and work of the host.
+    The entries of one device keep their order, and so do two entries of which one writes a tile of the other. Work of the host
+    stays behind the entry before it. Marks stay where they are. devices: of each entry; ignored for marks and work of the host.
     """
     begin = 0
     for index, position in enumerate(positions):
@@ -34,15 +31,21 @@ def woven(program: Program, devices: Sequence[int], positions: Sequence[int]) ->
 
 
 def _between(program: Program, devices: Sequence[int], positions: Sequence[int]) -> Iterator[int]:
-    """Weave entries between two marks: of the devices whose next entry may come, the one that has done the least goes on."""
-    queues: dict[int, list[int]] = defaultdict(list)
-    for position in positions:
-        queues[_OF_HOST if program.entries[position].device == HOST else devices[position]].append(position)
-    waits, done, taken = _waits(program, positions), set[int](), dict.fromkeys(queues, 0)
+    """Weave entries between two marks, in as many rounds as the device with the fewest has entries.
 
-    def turn(queue: int) -> tuple[float, int]:
-        count = taken[queue]
-        return (count + 0.5) / len(queues[queue]), (queue - count) % len(queues)
+    In each round each device does its part, and another one goes first.
+    """
+    queues: dict[int, list[int]] = defaultdict(list)
+    device = 0
+    for position in positions:
+        device = device if program.entries[position].device == HOST else devices[position]
+        queues[device].append(position)
+    waits, done, taken = _waits(program, positions), set[int](), dict.fromkeys(queues, 0)
+    rounds = min(map(len, queues.values()), default=0)
+
+    def turn(queue: int) -> tuple[int, int]:
+        number = taken[queue] * rounds // len(queues[queue])
+        return number, (queue - number) % len(queues)
 
     for _ in positions:
         heads = (queue for queue, count in taken.items() if count < len(queues[queue]))

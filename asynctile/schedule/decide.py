@@ -55,9 +55,9 @@ class Space(NamedTuple):
 
 def decide(program: Program, space: Space) -> Schedule | None:
     """Return the schedule of a step of `program` in `space`, or None if the step does not fit."""
-    above = []
+    above = list[Above]()
     for view in views_of(program):
-        packing = plan_top(view.program, space, view.shared)
+        packing = plan_top(view.program, space, view.shared, above[0].packing.ahead if above else None)
         if packing is None:
             return None
         above.append(Above(view, packing))
@@ -119,11 +119,12 @@ def _level(number: int, cut: Cut) -> Level:
     return Level(number, cut.alignment, cut.spread, is_packed=cut.cap is not None)
 
 
-def plan_top(program: Program, space: Space, shared: Collection[Tile] = ()) -> Packing | None:
+def plan_top(program: Program, space: Space, shared: Collection[Tile] = (), ahead: int | None = None) -> Packing | None:
     """Return the moves of a step in the tier in which operations run, as a packing; None if the step does not fit.
 
-    program: the view of one device. shared: its tiles that other devices use, too. In RAM, inputs stand between two steps if
-    there is room, else they wait below.
+    program: the view of one device. shared: its tiles that other devices use, too. ahead: how far the first device looks ahead,
+    for the others; a device that looked further would load every weight from RAM and pass it on. In RAM, inputs stand between
+    two steps if there is room, else they wait below.
     """
     has_link = space.ram is not None
     if space.top.cap is None and not has_link:
@@ -131,7 +132,7 @@ def plan_top(program: Program, space: Space, shared: Collection[Tile] = ()) -> P
     pace = pace_of(space.rates, has_link=has_link)
     for inputs_stand in (True, False):
         uses = uses_of(program, space.top.alignment, pace, has_link=has_link, inputs_stand=inputs_stand)
-        found = unpacked(uses, shared) if space.top.cap is None else pack(uses, space.top.cap, space.depth)
+        found = unpacked(uses, shared) if space.top.cap is None else pack(uses, space.top.cap, space.depth, ahead)
         if found is not None or has_link:
             break
     return found

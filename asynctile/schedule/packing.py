@@ -88,14 +88,15 @@ class Packing:
             yield from moves
 
 
-def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
+def pack(uses: Uses, cap: int, depth: int, ahead: int | None = None) -> Packing | None:
     """Return the best packing found of `uses` in a tier of `cap` bytes; None if a step does not fit.
 
     depth: of prefetch. Loading early and evicting early take room, so more bytes have to move. Of the packings that move
-    about the fewest bytes, the fastest is taken.
+    about the fewest bytes, the fastest is taken. ahead: the bytes to load early, where that is possible.
     """
     cap = cap // uses.alignment * uses.alignment
-    found = _best(_Packer(uses, cap), depth)
+    packer = _Packer(uses, cap)
+    found = (None if ahead is None else packer.packed(ahead, ahead)) or _best(packer, depth)
     return None if found is None else _packing(uses, cap, found)
 
 

@@ -49,9 +49,9 @@ def is_packed(share: Share) -> bool:
 def by_chance(seed: int) -> Callable[..., Packing]:
     """Return a stand-in for `plan_top` that draws a random valid packing."""
 
-    def found(program: Program, space: Space, shared: Collection[Tile]) -> Packing:
+    def found(program: Program, space: Space, shared: Collection[Tile], ahead: int | None) -> Packing:
         over_link, cap = space.ram is not None, space.top.cap
-        assert cap is not None and not shared
+        assert cap is not None and not shared and ahead is None
         packing = drawn(program, cap, alignment=space.top.alignment, over_link=over_link, chance=random.Random(seed))
         check(packing, over_link=over_link)
         return packing
