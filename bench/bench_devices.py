@@ -10,7 +10,8 @@ the cap, the links and the targets.
 
 - speed: against one device in the same round, the median of rounds.
 - by arithmetic: the speed of the same schedules if only sleeps and copies over links took time (virtual_play.py).
-- computing, link busy: the part of a step in which a device computes, and in which the busiest way of a link carries bytes.
+- computing, link busy: the part of a step in which a device computes, and in which the busiest way of a link to RAM is busy.
+- MB passed: from device to device in a step.
 - bytes as planned: whether workers have carried over each link, each way, the bytes that the plan of the step says.
 
 The second table is for real kernels: a digest of losses and weights for each number of replicas and devices.
@@ -31,7 +32,7 @@ import numpy as np
 import threadpoolctl
 from asleep import Call, call_of, measured, sleep_exactly, sleeping
 from common import Table, arguments, batch, commit, in_turn, publish, steps, target
-from devices_model import BATCH, CAP, CONFIG, LINK_SHARE, SHARE, TARGETS
+from devices_model import BATCH, CAP, CONFIG, LINK_SHARE, PEERS, SHARE, TARGETS
 from virtual_play import play
 
 from asynctile import Engine
@@ -71,6 +72,10 @@ class Setting:
     def link_rate(self) -> int:
         return round(self.rates.up_per_s)
 
+    @property
+    def peer_rate(self) -> int:
+        return PEERS * self.link_rate
+
 
 def named(devices: int) -> str:
     return "emulated" if devices == 1 else f"emulated*{devices}"
@@ -92,8 +97,7 @@ def setting(replicas: int, seconds: Mapping[Call, float]) -> Setting:
     rates = replace(CORES, flops_per_s=sum(operation.flops for operation in program.operations()) / computed_s)
     for _ in range(SETTLED):
         _, traffic = planned(replicas, replicas, rates)
-        busiest_nbytes = max(planned_links(traffic.schedule).values())
-        rates = rates.limited(round(busiest_nbytes * replicas / LINK_SHARE / computed_s))
+        rates = rates.limited(round(traffic.busiest_nbytes * replicas / LINK_SHARE / computed_s))
     return Setting(replicas, rates, computed_s)
 
 
@@ -119,7 +123,7 @@ def carried_links(trainer: Trainer) -> Links:
 
 
 async def open_trainer(stack: AsyncExitStack, devices: int, chosen: Setting) -> Trainer:
-    peer_rate = chosen.link_rate if devices > 1 else None
+    peer_rate = chosen.peer_rate if devices > 1 else None
     engine = await stack.enter_async_context(
         Engine(named(devices), device_memory=CAP, link_rate=chosen.link_rate, peer_rate=peer_rate, rates=chosen.rates))
     model = await GPT2.create(engine, CONFIG, seed=1)
@@ -156,10 +160,11 @@ def rows_of(
     for devices, (step_s, carried) in found.items():
         _, traffic = planned(chosen.replicas, devices, chosen.rates)
         middle_s = statistics.median(step_s)
-        busy = max(carried.values()) / chosen.link_rate / middle_s
-        row = (chosen.replicas, devices, 1e3 * middle_s, chosen.computed_s / devices / middle_s, busy,
+        busy = max(nbytes for (_, way), nbytes in carried.items() if way != PASS) / chosen.link_rate / middle_s
+        passed = sum(nbytes for (_, way), nbytes in carried.items() if way == PASS) / 1e6
+        row = (chosen.replicas, devices, 1e3 * middle_s, chosen.computed_s / devices / middle_s, busy, passed,
                carried == planned_links(traffic.schedule))  # fmt: skip
-        by_arithmetic_s = play(traffic.schedule, seconds, chosen.link_rate).seconds
+        by_arithmetic_s = play(traffic.schedule, seconds, chosen.link_rate, chosen.peer_rate).seconds
         if devices == 1:
             one_by_arithmetic_s = by_arithmetic_s
             yield (*row, None, None, None)
@@ -194,18 +199,19 @@ async def main() -> None:
     sleep_exactly()
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
         seconds = measured(operation for replicas in TARGETS for operation in planned(replicas, 1, CORES)[0].operations())
-    speed = Table("speed", ("replicas", "devices", "ms a step", "computing", "link busy", "bytes as planned", "speed", "target",
-                            "by arithmetic"))  # fmt: skip
+    speed = Table("speed", ("replicas", "devices", "ms a step", "computing", "link busy", "MB passed", "bytes as planned",
+                            "speed", "target", "by arithmetic"))  # fmt: skip
     links = []
     for replicas in TARGETS:
         chosen = setting(replicas, seconds)
-        links.append(f"{chosen.link_rate / 1e6:.0f} MB/s each way, and from other devices, for {replicas} replicas")
+        links.append(f"{chosen.link_rate / 1e6:.0f} MB/s each way for {replicas} replicas")
         found = await measured_s(chosen, seconds, options.rounds, options.steps)
         speed.rows += rows_of(chosen, seconds, found)
     configuration = {
         "commit": commit(),
         "model": f"{CONFIG.summary}, B {BATCH}, T {LENGTH}, float32, device_memory {SHARE:.0%} of the states",
         "links": f"{', '.join(links)}: busy for {LINK_SHARE} of the time that N devices compute",
+        "links between devices": f"{PEERS} times as fast",
         "kernels": f"asleep, {len(seconds)} kinds of calls; {chosen.computed_s:.2f} s for a step on one core",
         "repeats": f"median of {options.rounds} rounds of {options.steps} steps, in turn",
     }

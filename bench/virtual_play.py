@@ -35,9 +35,10 @@ class Played:
     lanes: list[Lane]
 
 
-def play(schedule: Schedule, seconds: Mapping[Call, float], rate: float) -> Played:
-    """Play a schedule. seconds: of each call. rate: bytes a second of each way of a link."""
-    return _Play(schedule, seconds, rate).played()
+def play(schedule: Schedule, seconds: Mapping[Call, float], rate: float, peer_rate: float) -> Played:
+    """Play a schedule. seconds: of each call. rate: bytes a second of each way of a link to RAM. peer_rate: from other devices.
+    """
+    return _Play(schedule, seconds, rate, peer_rate).played()
 
 
 @dataclass
@@ -45,6 +46,7 @@ class _Play:
     schedule: Schedule
     seconds: Mapping[Call, float]
     rate: float
+    peer_rate: float
     free_at: dict[Lane, float] = field(default_factory=lambda: defaultdict(float))
     busy: dict[Lane, float] = field(default_factory=lambda: defaultdict(float))
     ready: dict[Lane, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -101,7 +103,9 @@ class _Play:
     def _spent(self, entry: Scheduled) -> float:
         if isinstance(entry.what, Operation):
             return self.seconds[call_of(entry.what)]
-        return 0.0 if entry.kind is Kind.COPY else entry.nbytes / self.rate
+        if entry.kind is Kind.COPY:
+            return 0.0
+        return entry.nbytes / (self.peer_rate if entry.kind is Kind.PASS else self.rate)
 
 
 def _lane(entry: Scheduled) -> Lane:

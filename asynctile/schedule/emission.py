@@ -237,7 +237,7 @@ class _Emission:
             if source is None:
                 level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self._in_ram(tile)))
             else:
-                level.written[tile] = self._pass(tile, here, source)
+                level.written[tile] = self._add(Kind.PASS, tile, (here, source.level.places[tile]))
             level.states[tile] = CLEAN
             self._touched(top)
         else:
@@ -247,17 +247,12 @@ class _Emission:
             level.states[tile] = CLEAN
 
     def _source(self, tile: Tile, here: Place) -> Top | None:
-        """Return the device from which a tile comes to `here`: of those that have it, the one that has passed on least.
+        """Return the device from which a tile comes to `here`: the one that has had it longest, so nobody waits for a chain.
 
         None if no other device has it.
         """
         holders = [top for top in self.tops if top.level.number != here.tier and top.has(tile)]
-        return min(holders, key=lambda top: top.passed_nbytes, default=None)
-
-    def _pass(self, tile: Tile, here: Place, source: Top) -> int:
-        """Emit the copy of a tile from another device; return its number."""
-        source.passed_nbytes += tile.nbytes
-        return self._add(Kind.PASS, tile, (here, source.level.places[tile]))
+        return min(holders, key=lambda top: top.level.written.get(tile, NOBODY), default=None)
 
     def _in_ram(self, tile: Tile) -> Place:
         """Return the tile's place in RAM. RAM that holds everything first loads a tile that was left in the file."""
@@ -318,7 +313,8 @@ class _Emission:
         for tile in written:
             self._change(top, tile)
         if isinstance(entry, Handover):
-            number = self._pass(entry.tile, places[0], self.tops[number_of(entry.source)])
+            source = self.tops[number_of(entry.source)].level.places[entry.tile]
+            number = self._add(Kind.PASS, entry.tile, (*places, source))
         else:
             assert isinstance(entry, Operation)
             number = self._add(Kind.OPERATION, entry, places, entry.access)

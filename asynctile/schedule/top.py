@@ -14,8 +14,7 @@ from asynctile.storage.tile import Tile
 class Top:
     """One device in the course of a step. changed: the tiles that it has changed since they came.
 
-    program: its view. tiles: those that it knows of, of its view and `more`. standing: the persistent ones. passed_nbytes: what
-    other devices have got from it.
+    program: its view. tiles: those that it knows of, of its view and `more`. standing: the persistent ones.
     """
 
     def __init__(self, level: Level, above: Above, more: Sequence[Tile]) -> None:
@@ -25,7 +24,6 @@ class Top:
         self.changed = set(self.packing.changed)
         self.tiles = dict.fromkeys([*more, *tiles_of(self.program)])
         self.standing = [tile for tile in self.tiles if tile.persistent]
-        self.passed_nbytes = 0
         self._at = dict(zip(view.positions, range(len(view.positions)), strict=True))
 
     def at(self, position: int) -> int | None:
