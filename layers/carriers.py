@@ -1,16 +1,18 @@
-"""Who carries what in a step over several devices: replicas by a table, weight tiles by their owners. Pure.
+"""Who carries what in a program over several devices: rows by a table, weight tiles by their owners. Pure.
 
 A device computes everything about the rows of its replicas, and adds up the partials of a gradient that lie on it alone. The
 owner of a weight tile adds the rest, updates the tile and passes it on. So results depend on the number of replicas
 (partials.py) and never on the table.
+
+A forward pass has no sums over rows. There the table gives groups of row tiles to devices, and no device needs another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from asynctile.layers.parameters import Parameters
-from asynctile.layers.recording import Recording
+from asynctile.layers.recording import Recording, RowTiles
 from asynctile.program.lag import lagging
 from asynctile.program.operation import HOST, READ
 from asynctile.program.program import Entry, Mark, Program
@@ -28,6 +30,11 @@ def table(replicas: int, devices: int) -> tuple[int, ...]:
         raise ValueError(f"{devices} devices cannot share {replicas} replica{'s' * (replicas > 1)}; choose replicas of at "
                          "least the number of devices, a power of two that divides the batch")
     return tuple(replica * devices // replicas for replica in range(replicas))
+
+
+def forward_table(groups: int, devices: int) -> tuple[int, ...]:
+    """Return the device of each group of row tiles in a forward pass. Fewer groups than devices use fewer devices."""
+    return table(groups, min(groups, devices))
 
 
 def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
@@ -49,12 +56,30 @@ def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]
     if devices == 1:
         return program
     finder = _Finder(program, owners(recording.parameters, devices))
-    for rows, device in zip(recording.rows.by_replica, carriers, strict=True):
-        for row in rows:
-            finder.homes.update((given[row.index], device) for given in (recording.tokens, recording.targets) if given)
+    finder.homes.update(_homes(recording, recording.rows.by_replica, carriers))
     found = finder.devices()
     parts = lagging(program, found, begins)
     return spread(program, found, [position for part in parts for position in woven(program, found, part)])
+
+
+def carried_forward(recording: Recording, carriers: Sequence[int]) -> Program:
+    """Return the recorded forward pass, which is finished, with each entry on its device. The order stays.
+
+    carriers: the device of each group of row tiles.
+    """
+    program = recording.program
+    if max(carriers) == 0:
+        return program
+    finder = _Finder(program, {})
+    finder.homes.update(_homes(recording, recording.rows.groups, carriers))
+    return spread(program, finder.devices())
+
+
+def _homes(recording: Recording, parts: Iterable[RowTiles], carriers: Iterable[int]) -> Iterator[tuple[Tile, int]]:
+    """Yield the inputs of the rows of each part, with its device."""
+    for rows, device in zip(parts, carriers, strict=True):
+        for row in rows:
+            yield from ((given[row.index], device) for given in (recording.tokens, recording.targets) if given)
 
 
 class _Finder:

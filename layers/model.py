@@ -175,7 +175,7 @@ class Model:
 
         async def job() -> None:
             rows = state.tiling.rows(*ids.shape)
-            program = await state.recorded("logits", rows)
+            program = await state.forward("logits", rows)
             await state.run(program, token_inputs(rows, ids), {"logits": flat})
 
         await state.runtime.call(job())
@@ -190,7 +190,7 @@ class Model:
         del inputs["scale"]  # only a gradient is scaled
 
         async def job() -> float:
-            program = await state.recorded("loss", rows)
+            program = await state.forward("loss", rows)
             numbers = await state.run(program, inputs, {})
             return sum(numbers[: len(program.numbers)].tolist()) / count
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from asynctile.errors import StalledError, TornModelError
 from asynctile.execute.job import Job
 from asynctile.kernels.bf16 import to_bf16
+from asynctile.layers.carriers import forward_table
 from asynctile.layers.companions import Companions
 from asynctile.layers.config import WEIGHT_NBYTES, Config
 from asynctile.layers.floor import floor_demand
@@ -194,13 +195,18 @@ class ModelState:
         found = self.programs.kept(_key(kind, rows, kept, on_host, carriers))
         return await self.runtime.compute(self.program, kind, rows, kept, on_host, carriers) if found is None else found
 
+    async def forward(self, kind: str, rows: Rows) -> Program:
+        """Return the program of a forward pass over these rows, shared by all devices, on the device's loop."""
+        devices = self.runtime.devices
+        return await self.recorded(kind, rows, carriers=forward_table(len(rows.groups), devices) if devices > 1 else ())
+
     def program(
         self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset(), carriers: tuple[int, ...] = ()
     ) -> Program:
         """Return the program of this kind over these rows in their passes, recorded once while it is kept.
 
         kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host.
-        carriers: the device of each replica; none: one device carries all.
+        carriers: the device of each replica, or of each group of row tiles, as in `record`; none: one device carries all.
         """
         recorded = partial(record, kind, self.parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
         return self.programs.get(_key(kind, rows, kept, on_host, carriers), recorded)

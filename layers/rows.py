@@ -148,7 +148,7 @@ class Rows:
     @property
     def most_passes(self) -> int:
         """The most passes of a replica. Row tiles of one sequence meet in attention, so they stay together."""
-        return len(self._sequences()) // self.replicas
+        return len(self.groups) // self.replicas
 
     def in_passes(self, count: int) -> Self:
         """Return the same row tiles, each replica in `count` passes of nearly equal numbers of sequences.
@@ -160,15 +160,16 @@ class Rows:
             return self
         if not 1 <= count <= self.most_passes:
             raise ValueError(f"a replica cannot be split into {count} passes, expected 1 to {self.most_passes}")
-        sequences = self._sequences()
+        groups = self.groups
         other = copy.copy(self)
-        # Every replica has equally many sequences, so these cuts include the ends of all replicas.
-        cuts = [number * len(sequences) // passes for number in range(passes + 1)]
-        other.passes = [list(chain.from_iterable(sequences[begin:end])) for begin, end in pairwise(cuts)]
+        # Every replica has equally many groups, so these cuts include the ends of all replicas.
+        cuts = [number * len(groups) // passes for number in range(passes + 1)]
+        other.passes = [list(chain.from_iterable(groups[begin:end])) for begin, end in pairwise(cuts)]
         return other
 
-    def _sequences(self) -> list[list[Row]]:
-        """Return groups of row tiles that attend only within the group: one cut sequence, or one tile of whole ones."""
+    @property
+    def groups(self) -> list[list[Row]]:
+        """The row tiles in groups that attend only within the group: one cut sequence, or one tile of whole ones."""
         return [self.tiles[row.index : row.queries.stop] for row in self.tiles if row.index == row.keys.start]
 
     def part(self, row: Row) -> slice:

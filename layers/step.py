@@ -13,7 +13,7 @@ from typing import Any
 
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.architectures import architecture_of
-from asynctile.layers.carriers import carried
+from asynctile.layers.carriers import carried, carried_forward
 from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
@@ -39,11 +39,14 @@ def record(
 
     kept: how many parts keep what backward needs, the head first, then the blocks from the last to the first. Backward visits
     parts in that order, so each part holds its activations as briefly as possible. The other blocks keep only their input, and
-    backward recomputes the rest. on_host: the weight tiles whose update runs on the host. carriers: the device of each replica;
-    none: one device carries all. Results are bitwise equal for every `kept`, `on_host`, `carriers` and number of passes.
+    backward recomputes the rest. on_host: the weight tiles whose update runs on the host. carriers: the device of each replica,
+    in a forward pass, of each group of row tiles; none: one device carries all. Results are bitwise equal for every `kept`,
+    `on_host`, `carriers` and number of passes.
     """
     recording, begins = _recorded(kind, parameters, rows, kept, on_host)
-    return carried(recording, carriers, begins) if carriers else recording.program
+    if not carriers:
+        return recording.program
+    return carried(recording, carriers, begins) if recording.backward else carried_forward(recording, carriers)
 
 
 def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0) -> tuple[Program, list[int]]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from asynctile.layers.carriers import owners, table
+from asynctile.layers.carriers import forward_table, owners, table
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
@@ -110,3 +110,32 @@ def test_rows_that_reach_over_two_tiles_of_positions_begin_where_their_tokens_ar
 def test_one_device_carries_the_program_of_replicas_unchanged() -> None:
     alone, _ = recorded("step", (0, 0, 0, 0))
     assert alone.devices == 1 and not any(isinstance(entry, Passage | Handover) for entry in alone.entries)
+
+
+def test_groups_of_rows_are_divided_like_replicas_and_are_never_too_few() -> None:
+    assert forward_table(4, 3) == table(4, 3) and forward_table(5, 2) == (0, 0, 0, 1, 1)
+    assert forward_table(2, 4) == (0, 1) and forward_table(1, 8) == (0,)
+
+
+@pytest.mark.parametrize("kind", ["loss", "logits"])
+@pytest.mark.parametrize("shape", [SHAPE, make_shape(20, 2, 35, 24, tile=12, batch=8, length=17, n_layer=1)])
+def test_devices_of_a_forward_pass_share_nothing_but_weights_that_stay_as_they_are(kind: str, shape: Shape) -> None:
+    parameters = parameters_of(shape)
+    rows = parameters.tiling.rows(8, shape.length)
+    carriers = forward_table(len(rows.groups), 3)
+    program = record(kind, parameters, rows, carriers=carriers)
+    places: dict[Tile, set[str]] = {}
+    for entry in program.entries:
+        assert not isinstance(entry, Passage)
+        for tile in entry.tiles:
+            places.setdefault(tile, set()).add(entry.device)
+    assert {tile for tile, found in places.items() if len(found) > 1} == set(parameters.weights())
+    for group, device in zip(rows.groups, carriers, strict=True):
+        assert {*map(tuple, (places[program.inputs[f"tokens[{row.index}]"]] for row in group))} == {(device_named(device),)}
+
+
+def test_a_forward_pass_over_several_devices_reports_its_losses_in_the_order_of_one() -> None:
+    parameters = parameters_of(SHAPE)
+    rows = parameters.tiling.rows(8, SHAPE.length)
+    alone, spread = (record("loss", parameters, rows, carriers=forward_table(len(rows.groups), count)) for count in (1, 3))
+    assert alone.devices == 1 and spread.devices == 3 and spread.numbers == alone.numbers

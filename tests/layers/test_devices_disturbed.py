@@ -39,6 +39,8 @@ from tests.settle import HANG_S
 #: SHORT with a sequence for each of four replicas.
 SHAPE = replace(SHORT, batch=4, replicas=4)
 BATCHES = batches_of(SHAPE, 5)
+#: Sequences too long for one row tile, so that every device gets one.
+VALIDATION = replace(SHAPE, length=17).batch_of_tokens()
 STATES = SHAPE.config.states_nbytes
 #: Options of an engine; "spill" becomes a folder.
 PLACES: dict[str, dict[str, Any]] = {
@@ -131,6 +133,20 @@ async def test_a_device_that_fails_in_the_first_phase_of_a_clipped_step_changes_
             await trainer.step(*BATCHES[2])
         disguise.restore()
         await expect_unchanged(trainer, clipped=True)
+
+
+@pytest.mark.parametrize(("place", "at"), covering(PLACES, BEFORE))
+async def test_a_device_that_fails_in_a_validation_changes_nothing(
+    place: dict[str, Any], at: tuple[str, int], tmp_path: Path
+) -> None:
+    async with training(place, tmp_path, plays=False) as (engine, trainer):
+        expected = await trainer.model.loss(*VALIDATION)
+        disguise = Once(engine, *at, broken, last_of(engine))
+        with pytest.raises(Broken):
+            await trainer.model.loss(*VALIDATION)
+        disguise.restore()
+        assert await trainer.model.loss(*VALIDATION) == expected
+        await expect_unchanged(trainer)
 
 
 @pytest.mark.parametrize(("place", "call"), covering(PLACES, [2, 5, 8]))
@@ -263,3 +279,18 @@ async def test_a_step_disturbed_at_any_await_changes_nothing_or_counts(
         for batch in BATCHES[trainer.step_count :]:
             await trainer.step(*batch)
         assert_same_tensors(await states_of(trainer), await undisturbed(len(BATCHES)))
+
+
+@pytest.mark.parametrize(("place", "plays", "how"), covering(PLACES, [False, True], ["cancel", "timeout", "loop ends"]))
+async def test_a_validation_disturbed_at_any_await_leaves_the_next_one_and_the_model_as_they_were(
+    place: dict[str, Any], plays: bool, how: str, tmp_path: Path
+) -> None:
+    async with training(place, tmp_path, plays=plays) as (engine, trainer):
+        model = trainer.model
+        settled, expected = Settled(engine, [], tmp_path, {"spill"}), await model.loss(*VALIDATION)
+        for turns in (0, 1, 4, 16, 64):
+            disturbance = Disturbance(how=how, turns=turns, elsewhere=how == "loop ends")
+            await disturbed(partial(model.loss, *VALIDATION), disturbance, Reached(0))
+            await settled.wind_down(how)
+            assert await model.loss(*VALIDATION) == expected
+        await expect_unchanged(trainer)
