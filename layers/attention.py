@@ -84,17 +84,18 @@ def _attend(recording: Recording, rows: Sequence[Row], kept: AttentionActivation
 
 
 def _attend_cached(
-    recording: Recording, cached: Cached, rows: Sequence[Row], layer: str, kept: AttentionActivations, group: int
+    recording: Recording, cached: Sequence[Cached], rows: Sequence[Row], layer: str, kept: AttentionActivations, group: int
 ) -> None:
     """Fold the pages in order of number; each page takes in the keys and values of new rows before it is read."""
     q, k, v = _sections(recording, group)
-    heads, qkv, pages = recording.heads(group), kept.qkv, cached.pages[layer, group]
+    heads, qkv = recording.heads(group), kept.qkv
     for row in rows:
         i = row.index
-        out, stats = kept.out.new(row, group), kept.stats.new(row, group)
+        own, out, stats = cached[i], kept.out.new(row, group), kept.stats.new(row, group)
+        pages = own.pages[layer, group]
         for number, page in enumerate(pages):
             recording.program.add(ops.attention_page(
-                qkv[i, q], qkv[i, k], qkv[i, v], page, cached.sequences, cached.owners, out, stats,
+                qkv[i, q], qkv[i, k], qkv[i, v], page, own.sequences, own.owners, out, stats,
                 number=number, heads=heads, first=number == 0, last=number == len(pages) - 1))  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def _cached_positions(recording: Recording, x: Grid) -> None:
                 tile, begun = x.open(row, k)
                 if not begun:
                     recording.program.add(fill(tile, 0.0))
-                recording.program.add(embed_tokens(cached.positions, wpe.compute[p, k], tile, row=begin))
+                recording.program.add(embed_tokens(cached[row.index].positions, wpe.compute[p, k], tile, row=begin))
 
 
 def _standing_in(rows: Iterable[Row], begin: int, end: int) -> Iterator[Row]:

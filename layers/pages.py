@@ -28,11 +28,13 @@ class Pages:
     """Page numbers 0 .. most - 1. The lowest free numbers are given first.
 
     taken: how many are taken. visited: every taken number is below this. It is 0 once nothing is taken and never falls before
-    that, so that programs, which visit all pages below it, seldom change.
+    that, so that programs, which visit all pages below it, seldom change. rounded: `visited` is rounded up to at most this;
+    None: to at most `most`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, rounded: int | None = None) -> None:
         self.most = most
+        self._rounded = most if rounded is None else rounded
         self.taken = self.visited = 0
         #: a heap of all and only the free numbers below `_end`
         self._free: list[int] = []
@@ -68,5 +70,5 @@ class Pages:
         return max(self.visited, self._bucket(self._end + max(0, count - len(self._free))))
 
     def _bucket(self, count: int) -> int:
-        """Return `count` rounded up to a power of two, at most `most`, so that few programs are recorded; 0 for 0."""
-        return min(self.most, 1 << (count - 1).bit_length()) if count else 0
+        """Return `count` rounded up to a power of two where there is room, so that few programs are recorded; 0 for 0."""
+        return max(count, min(self.most, self._rounded, 1 << (count - 1).bit_length())) if count else 0

@@ -58,7 +58,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """The cache that rows of a generation program attend to, because their sequences began in earlier programs.
+    """The cache that the rows of one row tile of a generation program attend to: their sequences began in earlier programs.
 
     pages: by layer and group of heads, one tile for each page; it holds the page's keys and, below them, its values.
     positions: int32 (R,), the position of each of the R rows in its sequence. owners, sequences: int32, the sequence of
@@ -75,11 +75,11 @@ class Recording:
     """One program that is being recorded.
 
     tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / the number of targets that
-    count. scale and gradients exist only if there is a backward pass. cached: None if rows are whole sequences. product: the
-    operation that multiplies matrices. wanted: the rows whose logits are fetched; they come first.
+    count. scale and gradients exist only if there is a backward pass. cached: by row tile; None if rows are whole sequences.
+    product: the operation that multiplies matrices. wanted: the rows whose logits are fetched, the first of each row tile.
     """
 
-    cached: Cached | None = None
+    cached: Sequence[Cached] | None = None
     product: Callable[..., Operation] = staticmethod(gemm)
 
     def __init__(self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Tile] = ()) -> None:

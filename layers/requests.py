@@ -51,9 +51,9 @@ class Request:
     prompt (T,): at least one token id. count: how many tokens to write. sampler: chooses them. wording: turns them into text
     and finds the end; None: the text has exactly `count` tokens.
 
-    tokens: prompt and text so far. cached: how many of them are in the cache, in `pages`, computed with `version` of the
-    weights. waited: runs since the request was last in one. is_left: whether its reader was closed. loop: the asker's event
-    loop. box: the mailbox for its tokens. weights, told: the weights that compute it and its events; set on submission.
+    tokens: prompt and text so far. cached: how many of them are in the cache, in `pages` of `device`, computed with `version`
+    of the weights. waited: runs since the request was last in one. is_left: whether its reader was closed. loop: the asker's
+    event loop. box: the mailbox for its tokens. weights, told: the weights that compute it and its events; set on submission.
     """
 
     weights: Weights
@@ -62,6 +62,7 @@ class Request:
     def __init__(self, prompt: Sequence[int], count: int, sampler: Sampler, wording: Wording | None = None) -> None:
         self.tokens = list(prompt)
         self.cached = self.waited = 0
+        self.device = 0
         self.pages: tuple[int, ...] = ()
         self.version: int | None = None
         self.is_left = False

@@ -52,7 +52,7 @@ class Server:
             check_fit(tokenizer, source.parameters.config.vocab_size, "the model that is to be served")
         self._serving = Serving(source, check_count("most", most, 1), keeps=True)
         if cache is not None:
-            nbytes, page = parse_size(cache), self._serving.cache.page_nbytes
+            nbytes, page = parse_size(cache), self._serving.caches.page_nbytes
             if nbytes < page:
                 what = f"cache is {format_size(nbytes)}, less than one page of {format_size(page)}; raise cache"
                 raise BudgetError(what, floor=page)

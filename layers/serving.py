@@ -1,12 +1,12 @@
 """Texts for many at once: requests join and leave at each token, and one run of a decode program serves all of them.
 
 While there are requests, a task on the engine's loop makes rounds. A round admits requests that fit, chooses rows
-(batching.py), runs a program (decode.py), lets each request choose a token and puts it into the mailbox of its reader, on
+(selection.py), runs a program (decode.py), lets each request choose a token and puts it into the mailbox of its reader, on
 whatever loop. If others wait for the share, the task keeps it for as many rounds as they can spare
 (asynctile/schedule/allowance.py). No reader owns the task, so a reader who is cancelled, slow or gone disturbs no other. A
-request reserves all its pages when it is admitted, so none is ever thrown out, and frees them when it leaves. Requests with
-different weights share the cache and take turns. Without requests there is no task. source.py has the weights, server.py and
-model.py the interface.
+request reserves all its pages on one device when it is admitted, so none is ever thrown out, and frees them when it leaves
+(caches.py). Requests with different weights share the caches and take turns. Without requests there is no task. source.py has
+the weights, server.py and model.py the interface.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, TornModelError
 from asynctile.events import CANCELLED, FAILED
-from asynctile.layers.batching import BUCKETS, bucket_of, plan
-from asynctile.layers.cache import KVCache
-from asynctile.layers.decode import inputs_of, record_decode
-from asynctile.layers.pages import Pages
+from asynctile.layers.batching import BUCKETS
+from asynctile.layers.caches import Caches, DeviceCache
+from asynctile.layers.decode import record_decode
+from asynctile.layers.pages import page_positions
 from asynctile.layers.programs import Programs
-from asynctile.layers.requests import Reader, Request, Token, spans
+from asynctile.layers.requests import Reader, Request, Token
+from asynctile.layers.selection import Logits, Selection
 from asynctile.layers.source import Source, Weights
 from asynctile.layers.telling import ToldRequest
 from asynctile.loop.thread import BROKEN_OFF, under_shield
@@ -49,14 +49,12 @@ class Serving:
     """
 
     def __init__(self, source: Source, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
-        self.cache = KVCache(source.parameters)
         self._source = source
         self._runtime = source.runtime
         self._most = most
         self._config = source.parameters.config
-        self._pages = Pages(most * self._pages_for(self._config.block_size) if pages is None else pages)
-        #: pages below this have bytes
-        self._filled = 0
+        whole = -(-self._config.block_size // page_positions(self._config, source.parameters.tiling.tile))
+        self.caches = Caches(source.parameters, source.runtime.devices, most * whole if pages is None else pages)
         self._keeps = keeps
         self._most_rows = min(BUCKETS[-1], source.parameters.tiling.row_tokens)
         self._programs = Programs()
@@ -71,11 +69,11 @@ class Serving:
     def check_pages(self, request: Request) -> None:
         """Raise BudgetError if the cache has fewer pages than the request takes; from any thread."""
         count = self._pages_for(request.positions)
-        if count > self._pages.most:
-            floor = count * self.cache.page_nbytes
+        if count > self.caches.most:
+            floor = count * self.caches.page_nbytes
             raise BudgetError(
                 f"a text of {request.positions} positions takes {count} pages of the cache, {format_size(floor)}, but the "
-                f"cache has {self._pages.most} pages; raise cache, or ask for fewer tokens", floor=floor,
+                f"cache has {self.caches.most} pages; raise cache, or ask for fewer tokens", floor=floor,
             )  # fmt: skip
 
     async def begin(self, request: Request) -> Reader:
@@ -108,12 +106,13 @@ class Serving:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        tiles = list(self.cache.tiles(0, self._filled))
-        self._filled = 0
+        tiles = [tile for cache in self.caches for tile in cache.held]
+        for cache in self.caches:
+            cache.filled = 0
         await self._runtime.release(tiles)
 
     def _pages_for(self, positions: int) -> int:
-        return -(-positions // self.cache.positions)
+        return -(-positions // self.caches.positions)
 
     async def _submit(self, request: Request) -> None:
         if self._error is not None:
@@ -142,7 +141,7 @@ class Serving:
             while (self._running or self._waiting) and go_on(await self._round()):
                 pass
             if not (self._running or self._waiting or self._keeps):
-                await self._give_back()
+                await self._empty(self.caches.idle())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():  # the engine is closing, perhaps before the task had begun
@@ -157,13 +156,13 @@ class Serving:
         if not self._running:
             return False
         try:
-            wanting, logits = await self._run()
+            wanting = await self._run()
         except Exception as error:
             self._fail(list(self._running), error)
-            await self._give_back()  # what the pages hold may be useless
+            await self._empty(self.caches.idle())  # what the pages hold may be useless
             return False
         self._runtime.rest()
-        await self._choose(wanting, logits)
+        await self._choose(wanting)
         return bool(wanting)
 
     def _part_from_torn(self) -> None:
@@ -176,61 +175,69 @@ class Serving:
 
     async def _admit(self) -> None:
         """Admit the requests that fit, in order of asking."""
-        while self._waiting and len(self._running) < self._most:
+        while self._waiting and len(self._running) < self._most and self._too_many != len(self._running):
             request = self._waiting[0]
             count = self._pages_for(request.positions)
-            if not self._pages.has(count) or self._too_many == len(self._running):
+            device = self.caches.device_for(count, [one.device for one in self._running])
+            if device is None:
+                if await self._empty(self.caches.idle()):
+                    continue
                 return
             try:
-                await self._fill(request.weights, self._pages.needed(count))
+                await self._fill(request.weights, device, self.caches[device].pages.needed(count))
             except BudgetError as error:
+                if await self._empty([cache for cache in self.caches.idle() if cache is not self.caches[device]]):
+                    continue
                 if self._running:  # wait for one of them to leave
                     self._too_many = len(self._running)
                     return
                 self._fail([request], error)
                 continue
             self._waiting.popleft()
-            request.pages = self._pages.reserve(count)
+            request.device, request.pages = device, self.caches[device].pages.reserve(count)
             self._running.append(request)
             request.told.begin()
 
-    async def _fill(self, weights: Weights, pages: int) -> None:
-        """Allocate the pages below `pages`. BudgetError, before anything moves, if there is no room for all of them."""
-        if pages <= self._filled:
+    async def _fill(self, weights: Weights, device: int, pages: int) -> None:
+        """Allocate the pages below `pages` on a device. BudgetError, before anything moves, if there is no room for them."""
+        cache = self.caches[device]
+        if pages <= cache.filled:
             return
-        program = await self._program(weights, self._most_rows, pages)
-        await self._runtime.cut(self._demand(weights, program, pages))
-        new = list(self.cache.tiles(self._filled, pages))
+        visited = tuple(pages if one is cache else one.pages.visited for one in self.caches)
+        program = await self._program(weights, self._most_rows, visited)
+        await self._runtime.cut(self._demand(weights, program, visited))
+        new = list(cache.tiles.tiles(cache.filled, pages))
         try:
             await self._runtime.fill((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
         except BaseException:
             await under_shield(self._runtime.empty(new))
             raise
-        self._filled = pages
+        cache.filled = pages
 
-    async def _give_back(self) -> None:
-        """Free the cache's memory, when no request has a page."""
-        if self._filled:
-            await self._runtime.empty(self.cache.tiles(0, self._filled))
-            self._filled = 0
+    async def _empty(self, caches: Sequence[DeviceCache]) -> bool:
+        """Free the memory of caches in which no page is taken; return whether there are any."""
+        for cache in caches:
+            await self._runtime.empty(cache.held)
+            cache.filled = 0
+        return bool(caches)
 
-    async def _program(self, weights: Weights, rows: int, pages: int) -> Program:
-        """Return the decode program of these buckets, recorded in a thread if there is none yet."""
+    async def _program(self, weights: Weights, rows: int, pages: tuple[int, ...]) -> Program:
+        """Return the decode program of these buckets, recorded in a thread if there is none yet. pages: by device."""
         key = (weights, rows, pages)
         found = self._programs.kept(key)
         if found is not None:
             return found
         wanted = min(rows, self._most)
-        record = partial(record_decode, weights.parameters, self.cache, rows=rows, pages=pages, wanted=wanted)
+        record = partial(record_decode, weights.parameters, self.caches, rows=rows, pages=pages, wanted=wanted)
         return await self._runtime.compute(self._programs.get, key, record)
 
-    def _demand(self, weights: Weights, program: Program, pages: int) -> Demand:
-        return weights.demand(program, self.cache.tiles(0, pages))
+    def _demand(self, weights: Weights, program: Program, pages: Sequence[int]) -> Demand:
+        return weights.demand(program, self.caches.tiles(pages))
 
-    async def _run(self) -> tuple[list[Request], NDArray[np.float32]]:
+    async def _run(self) -> list[tuple[Request, Logits]]:
         """Run, inside `rounds`, rows of requests with the same weights: those of the request that waited longest.
 
-        Return the requests that want a token now, and the logits for them.
+        Return the requests that want a token now, each with its logits.
         """
         weights = max(self._running, key=lambda request: request.waited).weights
         weights.check_whole("generate")
@@ -238,12 +245,12 @@ class Serving:
         for request in running:
             if request.version != weights.version:  # keys and values of other weights are useless
                 request.version, request.cached = weights.version, 0
-        parts = plan([request.missing for request in running], [request.waited for request in running], self._most_rows)
-        rows, pages = bucket_of(sum(part.count for part in parts), self._most_rows), self._pages.visited
-        program = await self._program(weights, rows, pages)
-        inputs = inputs_of(spans(running, parts), self.cache.positions, rows, pages)
-        logits = np.empty((min(rows, self._most), self._config.vocab_size), np.float32)
-        run = await self._runtime.start(program, self._demand(weights, program, pages), inputs, {"logits": logits})
+        selection = Selection(running, self.caches, self._most_rows)
+        program = await self._program(weights, selection.rows, selection.pages)
+        wanted, vocabulary = min(selection.rows, self._most), self._config.vocab_size
+        logits = np.empty((len(selection.devices), wanted, vocabulary), np.float32)
+        demand, outputs = self._demand(weights, program, selection.pages), {"logits": logits.reshape(-1, vocabulary)}
+        run = await self._runtime.start(program, demand, selection.inputs(), outputs)
         try:
             await run.finish()
         except BaseException as error:
@@ -251,20 +258,17 @@ class Serving:
             raise
         for request in self._running:
             request.waited += 1
-        for part in parts:
-            running[part.index].cached += part.count
-            running[part.index].waited = 0
-        return [running[part.index] for part in parts if part.wants], logits
+        return selection.count(logits)
 
-    async def _choose(self, requests: Sequence[Request], logits: NDArray[np.float32]) -> None:
-        """Choose the next token of each request, from one row of `logits` after another."""
+    async def _choose(self, wanting: Sequence[tuple[Request, Logits]]) -> None:
+        """Choose the next token of each request from its logits."""
 
         def work() -> list[Token | Exception]:
-            return [_chosen(request, row) for request, row in zip(requests, logits, strict=False)]
+            return [_chosen(request, logits) for request, logits in wanting]
 
-        at_once = len(requests) * logits.shape[1] <= AT_ONCE
+        at_once = len(wanting) * self._config.vocab_size <= AT_ONCE
         chosen = work() if at_once else await self._runtime.compute(work)
-        for request, token in zip(requests, chosen, strict=True):
+        for (request, _), token in zip(wanting, chosen, strict=True):
             if isinstance(token, Exception):
                 self._fail([request], token)
                 continue
@@ -279,7 +283,7 @@ class Serving:
         request.weights.readers -= 1
         if request.pages:
             self._running.remove(request)
-            self._pages.free(request.pages)
+            self.caches[request.device].pages.free(request.pages)
             self._too_many = None
         else:
             self._waiting.remove(request)
@@ -293,7 +297,7 @@ class Serving:
             request.box.close(copy.copy(error))
 
 
-def _chosen(request: Request, logits: NDArray[np.float32]) -> Token | Exception:
+def _chosen(request: Request, logits: Logits) -> Token | Exception:
     try:
         return request.choose(logits)
     except Exception as error:

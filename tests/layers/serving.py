@@ -72,11 +72,11 @@ def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[Pages]:
     """Return a list that gets the pages of every cache made from now on."""
     made: list[Pages] = []
 
-    def noted(most: int) -> Pages:
-        made.append(Pages(most))
+    def noted(*args: int) -> Pages:
+        made.append(Pages(*args))
         return made[-1]
 
-    monkeypatch.setattr("asynctile.layers.serving.Pages", noted)
+    monkeypatch.setattr("asynctile.layers.caches.Pages", noted)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,17 @@ from numpy.typing import NDArray
 from asynctile import Engine
 from asynctile.layers import GPT2
 from asynctile.layers.cache import KVCache
+from asynctile.layers.caches import Caches
 from asynctile.layers.decode import Span, inputs_of, record_decode
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.model import model_state_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
+from asynctile.ops.attention_page import NOBODY
 from asynctile.program.needs import demand_of
-from asynctile.program.operation import Operation
+from asynctile.program.operation import Operation, device_named
+from asynctile.program.program import Fetch
+from asynctile.storage.tile import Tile
 from tests.layers.shapes import LIGHT, SHAPES, Shape
 from tests.layers.training import RAGGED, lively
 
@@ -31,22 +36,22 @@ class Decoder:
 
     def __init__(self, model: GPT2, numbers: Sequence[Sequence[int]]) -> None:
         self.model, self.numbers = model, [tuple(pages) for pages in numbers]
-        self.cache = KVCache(model_state_of(model).parameters)
         self.most = max(map(max, numbers)) + 1
+        self.caches = Caches(model_state_of(model).parameters, 1, self.most)
         self.tokens = texts(model)
         self.logits: dict[tuple[int, int], bytes] = {}
 
     async def run(self, pieces: Iterable[Piece], rows: int) -> None:
         """Run one program of `rows` rows, of which these pieces fill the first."""
         pieces = list(pieces)
-        program = record_decode(model_state_of(self.model).parameters, self.cache, rows=rows, pages=self.most, wanted=rows)
+        program = record_decode(model_state_of(self.model).parameters, self.caches, rows=rows, pages=(self.most,), wanted=rows)
         spans = [Span(self.tokens[i, start : start + count], start, self.numbers[i]) for i, start, count in pieces]
-        inputs = inputs_of(spans, self.cache.positions, rows, self.most)
+        inputs = inputs_of([spans], self.caches.positions, rows, (self.most,))
         found = np.empty((rows, self.model.config.vocab_size), np.float32)
 
         async def job() -> None:
             async with model_state_of(self.model).runtime.exclusive():
-                demand = model_state_of(self.model).demand(program, self.cache.tiles(0, self.most))
+                demand = model_state_of(self.model).demand(program, self.caches.tiles((self.most,)))
                 await (await model_state_of(self.model).runtime.start(program, demand, inputs, {"logits": found})).finish()
 
         await model_state_of(self.model).runtime.call(job())
@@ -55,7 +60,7 @@ class Decoder:
 
     async def store(self, value: float) -> None:
         """Fill the pages with `value`, as earlier requests might have left them."""
-        tiles = list(self.cache.tiles(0, self.most))
+        tiles = list(self.caches.tiles((self.most,)))
         demand = demand_of([], [*model_state_of(self.model).weights(), *tiles])
         await model_state_of(self.model).runtime.reserve(demand)
         await model_state_of(self.model).runtime.store((tile, np.full(tile.shape, value, tile.dtype)) for tile in tiles)
@@ -125,7 +130,7 @@ async def test_tiles_of_one_row_have_a_cache_as_well() -> None:
 
 def recorded(shape: Shape, rows: int, pages: int) -> tuple[Parameters, list[Any]]:
     parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
-    program = record_decode(parameters, KVCache(parameters), rows=rows, pages=pages, wanted=min(rows, 4))
+    program = record_decode(parameters, Caches(parameters, 1, pages), rows=rows, pages=(pages,), wanted=min(rows, 4))
     return parameters, list(program.entries)
 
 
@@ -147,8 +152,35 @@ def test_weights_are_visited_in_one_order_for_any_number_of_rows_and_pages() -> 
 def test_generation_needs_no_more_at_once_than_training(name: str, pages: int) -> None:
     shape = SHAPES[name]
     parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
-    cache = KVCache(parameters)
+    caches = Caches(parameters, 1, pages)
     rows = min(64, parameters.tiling.row_tokens)
-    program = record_decode(parameters, cache, rows=rows, pages=pages, wanted=min(16, rows))
-    needed = demand_of([program], [*parameters.states(), *cache.tiles(0, pages)]).floor_nbytes
+    program = record_decode(parameters, caches, rows=rows, pages=(pages,), wanted=min(16, rows))
+    needed = demand_of([program], [*parameters.states(), *caches.tiles((pages,))]).floor_nbytes
     assert needed <= floor_demand(shape.config, shape.tile).floor_nbytes
+
+
+def test_each_device_has_its_own_pages_and_rows_and_a_device_without_pages_has_no_work() -> None:
+    parameters = Parameters(RAGGED.config, Tiling(RAGGED.config, RAGGED.tile))
+    caches = Caches(parameters, 4, 9)
+    program = record_decode(parameters, caches, rows=4, pages=(0, 2, 0, 1), wanted=2)
+    places: dict[Tile, set[str]] = {}
+    for entry in program.entries:
+        assert isinstance(entry, Operation | Fetch)
+        for tile in entry.tiles:
+            places.setdefault(tile, set()).add(entry.device)
+    assert {*chain.from_iterable(places.values())} == {device_named(1), device_named(3)}
+    for device, cache in enumerate(caches):
+        assert all(places[tile] == {device_named(device)} for tile in cache.tiles.tiles(0, (0, 2, 0, 1)[device]))
+    assert {tile for tile, found in places.items() if len(found) > 1} == set(parameters.weights())
+
+
+def test_inputs_name_the_rows_and_pages_of_each_device_that_has_some() -> None:
+    def span(token: int, *pages: int) -> Span:
+        return Span(np.array([token], np.int32), 3, pages)
+
+    found = inputs_of([[span(8, 0)], [], [span(9, 1, 2)]], 2, 2, (1, 0, 3))
+    assert {name: list(value) for name, value in found.items()} == {
+        "tokens[0]": [8, NOBODY], "positions[0]": [3, NOBODY], "rows[0]": [0, 3, NOBODY, NOBODY], "pages[0]": [0, 0],
+        "tokens[1]": [9, NOBODY], "positions[1]": [3, NOBODY], "rows[1]": [1, 3, NOBODY, NOBODY],
+        "pages[1]": [NOBODY, NOBODY, 1, 0, 1, 2],
+    }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, TornModelError
 from asynctile.layers import GPT2, GPT2Config
-from asynctile.layers.cache import KVCache
+from asynctile.layers.caches import Caches
 from asynctile.layers.decode import record_decode
 from asynctile.layers.model import model_state_of
 from asynctile.layers.pages import Pages
@@ -118,9 +118,9 @@ async def cap_for(pages: int) -> int:
     """Return the RAM that holds the model and this many pages, but not twice as many."""
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
-        cache = KVCache(model_state_of(model).parameters)
-        program = record_decode(model_state_of(model).parameters, cache, rows=12, pages=pages, wanted=12)
-        return model_state_of(model).demand(program, cache.tiles(0, pages)).resident_nbytes
+        caches = Caches(model_state_of(model).parameters, 1, pages)
+        program = record_decode(model_state_of(model).parameters, caches, rows=12, pages=(pages,), wanted=12)
+        return model_state_of(model).demand(program, caches.tiles((pages,))).resident_nbytes
 
 
 def pages_with_bytes(engine: Engine) -> set[int]:
