@@ -20,6 +20,7 @@ from asynctile.program.precision import PRECISIONS
 from asynctile.schedule.rates import CORES, assumed
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
+from tests.cuda.node import SoftNode, opener
 from tests.time_limit import not_counted
 from tests.transitions import Transitions
 
@@ -98,9 +99,10 @@ def hung_threads_left_soon():
 
 @pytest.fixture
 def soft_gpu(monkeypatch):
-    """Return a function that shapes the next GPU of Engine(device="cuda:0") by SoftDriver's options.
+    """Return a function that shapes the next GPUs of Engine(device="cuda:0"), or of several, by SoftDriver's options.
 
-    The driver of that GPU runs on the CPU. The function's attribute `opened` lists the drivers that were opened, in order.
+    The drivers of these GPUs run on the CPU, on one machine, `node`. The function's attribute `opened` lists the drivers that
+    were opened, in order.
     """
     if why := missing():
         pytest.skip(why)
@@ -111,9 +113,9 @@ def soft_gpu(monkeypatch):
         options.update(changes)
 
     def open_soft(name):
-        shape.opened.append(SoftDriver(**options))
+        shape.opened.append(opener(SoftDriver, shape.node, **options)(name))
         return shape.opened[-1]
 
-    shape.opened, shape.open = [], open_soft
+    shape.opened, shape.open, shape.node = [], open_soft, SoftNode()
     monkeypatch.setattr("asynctile.device.open_driver", open_soft)
     return shape

@@ -6,6 +6,7 @@ CuPy's arrays, memory pools and current streams are not used. Long because it co
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
 from asynctile.storage.sizes import format_size
 
+logger = logging.getLogger(__name__)
+
 #: The definition of a kernel; the group is its name.
 KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
 #: cudaErrorMemoryAllocation, cudaErrorOperatingSystem, cudaErrorHostMemoryAlreadyRegistered.
@@ -32,10 +35,14 @@ NOT_LOCKED = {
     MEMORY_ALLOCATION: "the driver has no memory left to map them with",
     OPERATING_SYSTEM: "the operating system refused, because RAM is full or a limit of this process or container is reached",
 }
+#: cudaErrorPeerAccessAlreadyEnabled: by an earlier engine of this process.
+PEER_ACCESS_ALREADY_ENABLED = 704
 #: cudaDevAttrMaxSharedMemoryPerBlockOptin, and the shared memory that a block has without opting in.
 SHARED_MEMORY_OF_A_BLOCK, SHARED_NBYTES = 97, 48 << 10
 #: cudaHostRegisterPortable, cudaHostRegisterMapped: valid in every context, and at the same address for kernels.
 PORTABLE, MAPPED = 1, 2
+#: The GPU that a driver last made current in each thread; CUDA has one current GPU in a thread.
+_current = threading.local()
 
 
 def gpu_count() -> int:
@@ -68,12 +75,12 @@ class CupyDriver:
         self.name = f"cuda:{index}"
         self.runtime, self._driver = _bindings(self.name)
         _check_index(self.runtime, index)
-        self.runtime.setDevice(index)
+        self.runtime.setDevice(index)  # whatever else the process has made current in this thread
+        _current.index = index
         properties = self.runtime.getDeviceProperties(index)
         self.title = properties["name"].decode()
         self.capability = (properties["major"], properties["minor"])
         self.shared_nbytes = self.runtime.deviceGetAttribute(SHARED_MEMORY_OF_A_BLOCK, index)
-        self._bound = threading.local()
         self._functions: dict[str, int] = {}
         self._module = 0
         self._blas: Cublas | None = None
@@ -92,9 +99,19 @@ class CupyDriver:
         return self._attention if self._cudnn is None else self._cudnn.words
 
     def bind(self) -> None:
-        if not getattr(self._bound, "done", False):
+        if getattr(_current, "index", None) != self.index:
             self.runtime.setDevice(self.index)
-            self._bound.done = True
+            _current.index = self.index
+
+    def reach(self, other: Driver) -> None:
+        if not self.runtime.deviceCanAccessPeer(self.index, other.index):
+            return
+        self.bind()
+        try:
+            self.runtime.deviceEnablePeerAccess(other.index)
+        except self.runtime.CUDARuntimeError as error:
+            if error.status != PEER_ACCESS_ALREADY_ENABLED:
+                logger.warning("%s does not reach %s (%s): copies between them go through RAM", self.name, other.name, error)
 
     def memory(self) -> tuple[int, int]:
         self.bind()
@@ -159,6 +176,7 @@ class CupyDriver:
         return float(self.runtime.eventElapsedTime(start, end)) / 1e3
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        # Not cudaMemcpyPeerAsync: it cannot be captured. By its default kind a copy finds the GPUs from the addresses.
         self.runtime.memcpyAsync(target, source, nbytes, self.runtime.memcpyDefault, stream)
 
     def load(self, source: str) -> None:
@@ -211,6 +229,7 @@ class CupyDriver:
         return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
     def open_attention(self, stream: int) -> None:
+        self.bind()
         self._cudnn, self._attention = kept_cudnn(self.index).take(self, stream)
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
@@ -239,6 +258,7 @@ class CupyDriver:
         self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
 
     def end_capture(self, stream: int) -> Any:
+        self.bind()  # the last captured work may be another GPU's
         written = self.runtime.streamEndCapture(stream)
         try:
             with self._memory_of_the_device():

@@ -3,6 +3,9 @@
 cupy_driver.py is the only real implementation. Nothing else in the package calls CUDA, so tests can replace it with a driver on
 the CPU (tests/cuda/driver.py). Handles are plain ints. Only `synchronize` and `load` block; every other call is ordered by the
 stream that it names.
+
+Several GPUs have a driver each, and one address space. A stream of one may wait for an event of another; every other call takes
+streams and events of its own GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ class OutOfMemory(Exception):
 
 
 class Driver(Protocol):
-    """One GPU. name: "cuda:0". title: its maker's name for it. capability: (9, 0) for Hopper.
+    """One GPU. index: its number. name: "cuda:0". title: its maker's name for it. capability: (9, 0) for Hopper.
 
     shared_nbytes: the most shared memory a block may have. epilogues: describes what adds a bias within a product, once
     `open_gemm` has tried it. attention: describes what computes attention of whole sequences in bf16, once `open_attention` has
@@ -25,6 +28,7 @@ class Driver(Protocol):
     calls.
     """
 
+    index: int
     name: str
     title: str
     capability: tuple[int, int]
@@ -36,7 +40,13 @@ class Driver(Protocol):
     def attention(self) -> str: ...
 
     def bind(self) -> None:
-        """Make this GPU current for the calling thread. Cheap if it already is."""
+        """Make this GPU current for the calling thread. Cheap if it already is.
+
+        `launch`, `gemm`, `gemm_onto`, `attend` and `attend_backward` need that. A thread has one current GPU.
+        """
+
+    def reach(self, other: Driver) -> None:
+        """Let this GPU use the memory of another one directly, where the machine can; otherwise do nothing."""
 
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes, as the driver counts them."""
@@ -65,16 +75,19 @@ class Driver(Protocol):
     def record(self, event: int, stream: int) -> None: ...
 
     def wait(self, stream: int, event: int) -> None:
-        """Make all later work of `stream` run after `event`, as last recorded."""
+        """Make all later work of `stream` run after `event`, of this GPU or another, as last recorded."""
 
     def synchronize(self, event: int) -> None:
-        """Block until `event` has happened. Raises any error that occurred on the device since."""
+        """Block until `event` has happened, as one that was never recorded has. Raises any error that occurred on the GPU."""
 
     def elapsed_s(self, start: int, end: int) -> float:
         """Return the seconds between two timed events that have happened."""
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy between any two of device memory and pinned RAM."""
+        """Copy between any two of pinned RAM and the memory of any GPU.
+
+        Between GPUs that do not `reach` each other, the driver copies through RAM.
+        """
 
     def load(self, source: str) -> None:
         """Compile and load the CUDA kernels. Blocks."""
@@ -128,7 +141,7 @@ class Driver(Protocol):
         """Capture work on `stream`, instead of running it, until `end_capture`.
 
         An event recorded on a captured stream marks a place in the capture. A stream that waits for such an event is captured
-        too from then on. In the graph, work waits for the work before it on its stream and for the events that its stream
+        too from then on, also one of another GPU. In the graph, work waits for the work before it on its stream and for the events that its stream
         waited for, and for nothing else. Work that the streams already had continues to run. Events and kernel arguments may be
         reused at once: each call copies both as they are.
 

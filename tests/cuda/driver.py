@@ -1,6 +1,7 @@
 """A driver on the CPU, for the Driver of asynctile/device/driver.py.
 
-Streams are threads (stream.py), graphs are lists of work (graph.py), memory is RAM, kernels are those of build.py.
+Streams are threads (stream.py), graphs are lists of work (graph.py), memory is RAM, kernels are those of build.py. Drivers of
+several GPUs share a machine (node.py).
 
 It behaves as a GPU does where that matters to its caller. Work runs behind the caller, in order only within a stream. An event
 is a place in a stream. Arguments are read when a kernel is launched. Only its edges order a graph's nodes. After an error
@@ -10,7 +11,6 @@ everything fails. Memory starts as NaN.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.cuda.build import SHARED, library
 from tests.cuda.context import SoftContext
 from tests.cuda.cudnn import SoftCudnn
 from tests.cuda.graph import CudaError, SoftGraph
+from tests.cuda.node import SoftNode
 from tests.cuda.stream import SoftEvent, SoftStream
 
 
@@ -34,7 +35,8 @@ class SoftDriver:
     nbytes: memory of the device. allocated: blocks in use, by address. streams: by handle. seed: shakes the streams' timing and
     the order within graphs. capability: as a GPU's. fuses: whether products add a bias before they store. attends: whether
     there is a cuDNN (cudnn.py), with a workspace of 1 MiB. error: the error of the device; every wait fails once it is set.
-    launches, graphs: numbers of requests.
+    launches, graphs: numbers of requests. index, node: the GPU's number and its machine, None for one of its own. title: as a
+    GPU's. reached: the GPUs whose memory it reaches.
     """
 
     def __init__(
@@ -44,8 +46,13 @@ class SoftDriver:
         capability: tuple[int, int] = (9, 0),
         fuses: bool = True,
         attends: bool = False,
+        index: int = 0,
+        node: SoftNode | None = None,
+        title: str = "cuda:0",
     ) -> None:
-        self.name = self.title = "cuda:0"
+        self.index, self.name, self.title = index, f"cuda:{index}", title
+        self.node = node or SoftNode()
+        self.reached: list[int] = []
         self.capability = capability
         self.shared_nbytes = SHARED
         self.streams: dict[int, SoftStream] = {}
@@ -61,16 +68,25 @@ class SoftDriver:
         self._seed = seed
         self.allocated: dict[int, np.ndarray] = {}
         self.pinned: dict[int, int] = {}
-        self._handles = itertools.count(1)
-        self._events: dict[int, SoftEvent] = {}
+        self.events: dict[int, SoftEvent] = {}
+        #: begin and end of each block in use
+        self._places: tuple[tuple[int, int], ...] = ()
         self._context = SoftContext(library(), fuses=fuses)
+        self.node.add(self)
 
     @property
     def attention(self) -> str:
         return self._attention if self._cudnn is None else self._cudnn.words
 
     def bind(self) -> None:
-        pass
+        self.node.bind(self.index)
+
+    def reach(self, other: SoftDriver) -> None:
+        self.reached.append(other.index)
+
+    def has(self, address: int) -> bool:
+        """Return whether an address is in this GPU's memory."""
+        return any(begin <= address < end for begin, end in self._places)
 
     def memory(self) -> tuple[int, int]:
         return self.nbytes - sum(block.nbytes for block in self.allocated.values()), self.nbytes
@@ -81,12 +97,15 @@ class SoftDriver:
         block = np.full(-(-nbytes // 64) * 64 + 64, 0xFF, np.uint8)
         address = -(-block.ctypes.data // 64) * 64
         self.allocated[address] = block
+        self._places = tuple((at, at + one.nbytes) for at, one in self.allocated.items())
         return address
 
     def free(self, address: int) -> None:
         block = self.allocated.pop(address)
-        for stream in self.streams.values():  # CUDA waits for work that may still use it
-            stream.keep(block)
+        self._places = tuple((at, at + one.nbytes) for at, one in self.allocated.items())
+        for driver in self.node.drivers():  # CUDA waits for work that may still use it
+            for stream in list(driver.streams.values()):
+                stream.keep(block)
 
     def pin(self, address: int, nbytes: int) -> None:
         pages = range(address // 4096, -(-(address + nbytes) // 4096))
@@ -98,7 +117,8 @@ class SoftDriver:
         del self.pinned[address]
 
     def new_stream(self) -> int:
-        handle = next(self._handles)
+        self.bind()
+        handle = next(self.node.handles)
         self.streams[handle] = SoftStream(self, None if self._seed is None else self._seed + handle)
         return handle
 
@@ -106,41 +126,51 @@ class SoftDriver:
         self.streams.pop(stream).close()
 
     def new_event(self, *, timed: bool = False) -> int:
-        handle = next(self._handles)
-        self._events[handle] = SoftEvent()
+        self.bind()
+        handle = next(self.node.handles)
+        self.events[handle] = SoftEvent()
+        self.events[handle].happened.set()  # an event that was never recorded stands for no work
         return handle
 
     def destroy_event(self, event: int) -> None:
-        del self._events[event]
+        del self.events[event]
 
     def record(self, event: int, stream: int) -> None:
+        if event not in self.events or stream not in self.streams:
+            raise CudaError("cudaErrorInvalidResourceHandle", "event and stream are not both of this GPU")
         # Recorded anew, the event is another place: waiters for the last one are not delayed.
-        self._events[event] = self.streams[stream].record()
+        self.events[event] = self.streams[stream].record()
 
     def wait(self, stream: int, event: int) -> None:
-        self.streams[stream].wait(self._events[event])
+        self.streams[stream].wait(self.node.event(event))
 
     def synchronize(self, event: int) -> None:
-        self._events[event].check()
-        self._events[event].happened.wait()
+        self.events[event].check()
+        self.events[event].happened.wait()
         if self.error is not None:
             raise self.error
 
     def elapsed_s(self, start: int, end: int) -> float:
-        self._events[start].check()
-        self._events[end].check()
-        assert self._events[start].happened.is_set() and self._events[end].happened.is_set(), "not yet happened"
-        return self._events[end].at - self._events[start].at
+        self.events[start].check()
+        self.events[end].check()
+        assert self.events[start].happened.is_set() and self.events[end].happened.is_set(), "not yet happened"
+        return self.events[end].at - self.events[start].at
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self.streams[stream].put(lambda: ctypes.memmove(target, source, nbytes) and None)
+        def moves() -> None:
+            ctypes.memmove(target, source, nbytes)
+            self.node.count_copy(target, source, nbytes)
+
+        self.streams[stream].put(moves)
 
     def load(self, source: str) -> None:
         assert 'extern "C"' in source
 
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
+        self.node.check_current(self.index)
         self.launches += 1
         taken = _taken(params)
+        self.node.check_addresses(self.index, taken)
         self.streams[stream].put(
             lambda: self._context.library.run(kernel, grid, (block,), shared, ctypes.addressof(taken))
         )
@@ -149,12 +179,14 @@ class SoftDriver:
         self._gemm_stream = self.streams[stream]
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        self._check_call(a, b, c)
         self.launches += 1
         self._gemm_stream.put(lambda: self._context.gemm(a, b, c, ta, tb, accumulate))
 
     def gemm_onto(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> bool:
+        self._check_call(a, b, c, source, bias)
         if self._context.fuses:
             self.launches += 1
             self._gemm_stream.put(lambda: self._context.gemm_onto(a, b, c, ta, tb, source, bias) and None)
@@ -169,6 +201,7 @@ class SoftDriver:
         return self.library
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        self._check_call(q, k, v, out, stats)
         return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)
 
     def attend_backward(
@@ -176,13 +209,19 @@ class SoftDriver:
         seqs: int, heads: int,
     ) -> bool:  # fmt: skip
         operands = (q, k, v, out, dout, stats, dq, dk, dv)
+        self._check_call(*operands)
         return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
+
+    def _check_call(self, *operands: Array | None) -> None:
+        """Raise CudaError unless a library may be called now, on these operands."""
+        self.node.check_current(self.index)
+        self.node.check_addresses(self.index, [one.ptr for one in operands if one is not None])
 
     def die(self) -> None:
         """Fail every wait for the device, now or later, because it is gone; work that it was given does not run."""
         self.is_dead = True
         self.error = self.error or DeviceError("the device is gone")
-        for event in list(self._events.values()):
+        for event in list(self.events.values()):
             event.happened.set()
 
     def hold(self, gate: threading.Event, stream: int) -> None:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 #: Status numbers of the CUDA runtime, which cupy calls `status`.
 STATUS = {
-    "cudaErrorInvalidValue": 1, "cudaErrorIllegalState": 401, "cudaErrorStreamCaptureInvalidated": 901,
+    "cudaErrorInvalidValue": 1, "cudaErrorInvalidResourceHandle": 400, "cudaErrorIllegalState": 401,
+    "cudaErrorIllegalAddress": 700, "cudaErrorStreamCaptureInvalidated": 901,
     "cudaErrorStreamCaptureMerge": 902, "cudaErrorStreamCaptureUnmatched": 903, "cudaErrorStreamCaptureUnjoined": 904,
     "cudaErrorStreamCaptureIsolation": 905, "cudaErrorCapturedEvent": 907,
 }  # fmt: skip

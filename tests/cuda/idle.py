@@ -38,6 +38,7 @@ class IdleDriver:
     1.
     """
 
+    index = 0
     name = title = "cuda:0"
     capability = (9, 0)
     shared_nbytes = 227 << 10
@@ -55,7 +56,7 @@ class IdleDriver:
         self._marks: set[int] = set()
         self._products = self._attention = 0
 
-    free, pin, unpin = counted("free"), counted("pin"), counted("unpin")
+    free, pin, unpin, reach = counted("free"), counted("pin"), counted("unpin"), counted("reach")
     destroy_stream, destroy_event = counted("destroy_stream"), counted("destroy_event")
     synchronize, load, close = counted("synchronize"), counted("load"), counted("close")
     launch_graph, destroy_graph = counted("launch_graph"), counted("destroy_graph")

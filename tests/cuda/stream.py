@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from tests.cuda.graph import Capture, CudaError, Mark, SoftGraph
@@ -19,6 +20,10 @@ class Failing(Protocol):
     """An object that keeps the first failure."""
 
     error: BaseException | None
+
+
+class Failed(Exception):
+    """Work has failed, and its GPU has the error."""
 
 
 class SoftEvent:
@@ -60,7 +65,7 @@ class SoftStream:
         if self._captured() is None:
             self._work.put(work)
         else:
-            self.capture.add(self._branch, work)
+            self.capture.add(self._branch, lambda: self._run_one(work))
 
     def keep(self, memory: object) -> None:
         """Keep memory alive until all earlier work is over."""
@@ -124,9 +129,17 @@ class SoftStream:
         while (work := self._work.get()) is not None:
             if self._random is not None and self._random.random() < 0.2:
                 time.sleep(self._random.random() * 2e-3)
-            if self._driver.is_dead:
-                continue
-            try:
-                work()
-            except BaseException as error:
-                self._driver.error = self._driver.error or error
+            with suppress(Failed):
+                self._run_one(work)
+
+    def _run_one(self, work: Callable[[], object]) -> None:
+        """Run a piece of work, unless the GPU is gone. Raises Failed if it fails; the GPU then has the error."""
+        if self._driver.is_dead:
+            return
+        try:
+            work()
+        except Failed:  # in a graph, on another GPU
+            raise
+        except BaseException as error:
+            self._driver.error = self._driver.error or error
+            raise Failed from error

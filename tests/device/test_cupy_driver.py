@@ -3,6 +3,7 @@
 import builtins
 import functools
 import sys
+import threading
 import types
 
 import pytest
@@ -36,10 +37,11 @@ def bindings(monkeypatch, count, driver=None, **more):
         return count
 
     properties = {"name": b"a GPU", "major": more.pop("major", 9), "minor": 0}
-    runtime = types.SimpleNamespace(
-        getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure, setDevice=lambda index: None,
-        getDeviceProperties=lambda index: properties, deviceGetAttribute=lambda which, index: 163 << 10, **more,
-    )  # fmt: skip
+    calls = {
+        "getDeviceCount": get_device_count, "CUDARuntimeError": RuntimeFailure, "setDevice": lambda index: None,
+        "getDeviceProperties": lambda index: properties, "deviceGetAttribute": lambda which, index: 163 << 10,
+    }  # fmt: skip
+    runtime = types.SimpleNamespace(**calls | more)
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", types.SimpleNamespace(driver=driver, runtime=runtime))
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", types.SimpleNamespace(nvrtc="NVRTC"))
 
@@ -171,6 +173,70 @@ def test_a_graph_that_does_not_fit_says_so_and_is_given_back(monkeypatch, fails,
     with pytest.raises(kind, match="cudaErrorOfSomeKind"):
         cupy_driver.open_driver("cuda:0").end_capture(1)
     assert {asked for asked in graphs.asked if "Destroy" in asked[0]} == given_back
+
+
+class Current:
+    """The runtime's calls that make a GPU current. asked: each, and each call that depends on it."""
+
+    def __init__(self, peers=(), fails=0):
+        self.asked, self._peers, self._fails = [], peers, fails
+
+    def calls(self):
+        names = ("setDevice", "malloc", "streamEndCapture", "graphInstantiate", "graphDestroy", "graphUpload",
+                 "deviceEnablePeerAccess")  # fmt: skip
+        found = {name: functools.partial(self._call, name) for name in names}
+        return found | {"deviceCanAccessPeer": lambda index, other: int((index, other) in self._peers)}
+
+    def _call(self, name, *given):
+        self.asked.append((name, *given[:1]) if name in ("setDevice", "deviceEnablePeerAccess") else name)
+        if name == "deviceEnablePeerAccess" and self._fails:
+            raise RuntimeFailure("cudaErrorOfSomeKind: as the driver explains it", self._fails)
+        return 8
+
+
+def test_each_gpu_is_made_current_only_when_a_thread_turns_to_it(monkeypatch):
+    current = Current()
+    bindings(monkeypatch, 2, **current.calls())
+    drivers = [cupy_driver.open_driver(f"cuda:{index}") for index in range(2)]
+    current.asked.clear()
+    for index in (1, 0, 0, 1):
+        drivers[index].malloc(64)
+    assert current.asked == ["malloc", ("setDevice", 0), "malloc", "malloc", ("setDevice", 1), "malloc"]
+    current.asked.clear()
+    drivers[0].end_capture(1)  # the work captured last was the other GPU's
+    assert current.asked[:2] == [("setDevice", 0), "streamEndCapture"]
+    current.asked.clear()
+    thread = threading.Thread(target=drivers[0].bind)
+    thread.start()
+    thread.join()
+    assert current.asked == [("setDevice", 0)]
+
+
+def test_a_gpu_reaches_another_one_where_the_machine_can(monkeypatch):
+    current = Current(peers={(0, 1)})
+    bindings(monkeypatch, 2, **current.calls())
+    drivers = [cupy_driver.open_driver(f"cuda:{index}") for index in range(2)]
+    current.asked.clear()
+    drivers[0].reach(drivers[1])
+    drivers[1].reach(drivers[0])
+    assert current.asked == [("setDevice", 0), ("deviceEnablePeerAccess", 1)]
+
+
+@pytest.mark.parametrize(("status", "says"), [(704, []), (711, ["cuda:0 does not reach cuda:1 (cudaErrorOfSomeKind: as the "
+                                                               "driver explains it): copies between them go through RAM"])])
+def test_a_gpu_that_cannot_reach_another_one_is_logged_and_used(monkeypatch, caplog, status, says):
+    """704 means that an engine before has enabled it."""
+    bindings(monkeypatch, 2, **Current({(0, 1)}, status).calls())
+    first, second = (cupy_driver.open_driver(f"cuda:{index}") for index in range(2))
+    first.reach(second)
+    assert caplog.messages == says
+
+
+def test_a_copy_names_no_gpu_because_a_copy_between_named_ones_cannot_be_captured(monkeypatch):
+    copies = []
+    bindings(monkeypatch, 1, memcpyAsync=lambda *given: copies.append(given), memcpyDefault=4)
+    cupy_driver.open_driver("cuda:0").copy(1, 2, 64, 9)
+    assert copies == [(1, 2, 64, 4, 9)]
 
 
 class Modules:
