@@ -1,6 +1,6 @@
-"""A schedule in pieces: the device's work from one job of the host to the next. Each piece becomes one CUDA graph.
+"""A schedule in pieces: the work of the devices from one job of the host to the next. Each piece becomes one CUDA graph.
 
-A piece is a range of entries of one stretch, between two marks. Its device entries run as a whole, on the device's streams
+A piece is a range of entries of one stretch, between two marks. Its device entries run as a whole, on the devices' streams
 alone, and pieces run in order, each when the one before is over. The host's entries (updates in RAM, moves to and from a
 file) are asides: an aside runs behind the piece that has the last device entry it needs, and before the first piece that
 needs it. So no path from the device to the host and back may lie within one piece. Pieces also end early enough for the host
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -123,7 +124,8 @@ class _Ways:
 class _Lanes:
     """The times, in seconds by `pace`, at which device entries are over.
 
-    Compute, link up and link down run side by side, each in order. now: when all entries so far are over.
+    The lanes of all devices run side by side, each in order: compute, link up, link down, and copies from other devices. now:
+    when all entries so far are over.
     """
 
     def __init__(self, ways: _Ways, pace: Pace) -> None:
@@ -135,12 +137,12 @@ class _Lanes:
     def begin(self) -> None:
         """Start again at zero."""
         self.now = 0.0
-        self._free = [0.0, 0.0, 0.0]
+        self._free: defaultdict[tuple[int, int], float] = defaultdict(float)
         self._over: dict[int, float] = {}
 
     def add(self, index: int) -> None:
         entry, over = self._entries[index], self._over
-        lane = _LANES[entry.kind]
+        lane = entry.device, _LANES[entry.kind]
         ready = self._free[lane]
         for one in self._before[index]:
             ready = max(ready, over.get(one, 0.0))
@@ -148,8 +150,8 @@ class _Lanes:
         self.now = max(self.now, over[index])
 
 
-#: The stream of each kind of entry. Entries on one stream are done in order.
-_LANES = {Kind.OPERATION: 0, Kind.COPY: 0, Kind.UPLOAD: 1, Kind.DOWNLOAD: 2, Kind.FETCH: 2}
+#: The lane of each kind of entry on its device.
+_LANES = {Kind.OPERATION: 0, Kind.COPY: 0, Kind.UPLOAD: 1, Kind.DOWNLOAD: 2, Kind.FETCH: 2, Kind.PASS: 3}
 
 
 def _seconds(entry: Scheduled, pace: Pace) -> float:

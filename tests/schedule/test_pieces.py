@@ -15,22 +15,26 @@ from hypothesis import strategies as st
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.pieces import NO_PIECE, PARTS, Piece, Pieces, cut, is_aside
-from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled
+from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled, tier_of
 from asynctile.storage.tile import Tile
 from tests.schedule.paces import GPU
 
 #: The entries of a schedule as letters. Besides operations of the device (o) and of the host (h): copies up, down, within the
-#: device and within RAM, to the file, results.
-TIERS = {"u": (TOP, RAM), "d": (RAM, TOP), "c": (TOP, TOP), "m": (RAM, RAM), "t": (DISK, RAM), "f": (RAM, TOP)}
-KINDS = {"u": Kind.UPLOAD, "d": Kind.DOWNLOAD, "c": Kind.COPY, "m": Kind.COPY, "t": Kind.TRANSFER, "f": Kind.FETCH}
+#: device and within RAM, to the file, results. Of a second device: operations (O), copies up (U), from the first device (p).
+SECOND = tier_of(1)
+TIERS = {"u": (TOP, RAM), "d": (RAM, TOP), "c": (TOP, TOP), "m": (RAM, RAM), "t": (DISK, RAM), "f": (RAM, TOP),
+         "U": (SECOND, RAM), "p": (SECOND, TOP)}  # fmt: skip
+KINDS = {"u": Kind.UPLOAD, "d": Kind.DOWNLOAD, "c": Kind.COPY, "m": Kind.COPY, "t": Kind.TRANSFER, "f": Kind.FETCH,
+         "U": Kind.UPLOAD, "p": Kind.PASS}  # fmt: skip
+OPERATIONS = {"o": TOP, "h": RAM, "O": SECOND}
 ASIDES = "hmt"
 
 
 def scheduled(letter: str, waits: tuple[int, ...], after: tuple[int, ...], stretch: int, nbytes: int = 1 << 20) -> Scheduled:
     tile = Tile("w", (nbytes,), np.uint8, persistent=True)
-    if letter in "oh":
+    if letter in OPERATIONS:
         operation = Operation("none", (tile,), "u", device=HOST) if letter == "h" else Operation("none", (tile,), "u")
-        return Scheduled(Kind.OPERATION, operation, (Place(RAM if letter == "h" else TOP, nbytes, 0),), waits, after, stretch)
+        return Scheduled(Kind.OPERATION, operation, (Place(OPERATIONS[letter], nbytes, 0),), waits, after, stretch)
     places = tuple(Place(tier, nbytes, 0) for tier in TIERS[letter])
     return Scheduled(KINDS[letter], tile, places, waits, after, stretch)
 
@@ -51,7 +55,7 @@ def made_of(entries: list[Scheduled], stretches: tuple[int, ...]) -> Schedule:
 @st.composite
 def schedules(draw: st.DrawFn, sizes: tuple[int, ...] = (1, 1 << 20, 1 << 28)) -> Schedule:
     chance = random.Random(draw(st.integers(0, 1 << 32)))
-    count, often = draw(st.integers(0, 60)), draw(st.sampled_from(["oudc", "oudchtmf", "ooouuddh", "oht", "t"]))
+    count, often = draw(st.integers(0, 60)), draw(st.sampled_from(["oudc", "oudchtmf", "ooouuddh", "oht", "t", "oOudUph"]))
     stretches = (0, *sorted(draw(st.lists(st.integers(0, count), max_size=3))))
     entries = []
     for index in range(count):
@@ -202,6 +206,13 @@ def test_pieces_of_a_short_step_are_as_few_as_asides_allow(schedule: Schedule) -
 @given(schedules())
 def test_pieces_of_a_long_step_are_not_many_more(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) <= fewest(schedule) + 2 * PARTS
+
+
+@pytest.mark.parametrize("letters", ["oO", "uU", "uo", "Up", "Op"])
+def test_the_lanes_of_all_devices_run_side_by_side_in_a_piece(letters: str) -> None:
+    alone = {letter: cut(schedule_of(letter * 40), GPU, most_s=6e-5) for letter in letters}
+    both = cut(schedule_of(letters * 40), GPU, most_s=6e-5)
+    assert len(both.pieces) == max(len(pieces.pieces) for pieces in alone.values()) > 1
 
 
 def updates(count: int, slots: int, heavy: int = 0) -> Schedule:
