@@ -51,7 +51,7 @@ class Engine(Traced):
     Sizes are ints in bytes or strings such as "512MiB".
 
     device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated" or "cuda:N". Several devices over one RAM:
-        "emulated*4". Several GPUs ("cuda:0-3", "cuda:0,cuda:2", "cuda:all") are refused so far.
+        "emulated*4", "cuda:0-3", "cuda:0,cuda:2", "cuda:all".
     device_memory: cap on the bytes of each device. None: on a GPU, the bytes that are free there. Refused on cpu.
     host_memory: cap on the RAM that tiles may take; on cpu this is the budget. None: about four fifths of the RAM that the
         machine, the memory cgroups of this process and its limits of address space (ulimit -v, -d) leave.

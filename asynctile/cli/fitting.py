@@ -10,7 +10,7 @@ import math
 
 from asynctile.cli.options import CONSTANT, Options
 from asynctile.device import resolved
-from asynctile.device.names import drivable, names_of
+from asynctile.device.names import names_of
 from asynctile.errors import DeviceError
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
@@ -34,10 +34,10 @@ def check_fit(options: Options) -> Options:
     return options
 
 
-def check_devices(options: Options, *, planned: bool = False) -> None:
-    """Raise ValueError for more devices than replicas, and for several GPUs unless the step is only planned."""
+def check_devices(options: Options) -> None:
+    """Raise ValueError for more devices than replicas."""
     try:
-        names = (names_of if planned else drivable)(resolved(options.device))
+        names = names_of(resolved(options.device))
     except ValueError as error:
         raise ValueError(f"--{error}") from None
     if len(names) > options.replicas:

@@ -48,7 +48,7 @@ def run(given: dict[str, Any]) -> int:
         rates = recorded_rates(record, options.device, options.precision, folder.path)
     else:
         options, rates = new_options(typed), None
-    check_devices(options, planned=True)
+    check_devices(options)
     warn_of_excess(options)
     shape = choose_shape(options, expected_vocab_size(options))
     seq_len = options.seq_len or shape.block_size

@@ -13,7 +13,8 @@ from asynctile.device.cpu import CpuDevice
 from asynctile.device.cuda import CudaDevice
 from asynctile.device.cupy_driver import gpu_count, gpu_title, open_driver
 from asynctile.device.emulated import EmulatedDevice
-from asynctile.device.names import ALL_GPUS, AUTO, drivable
+from asynctile.device.gpus import Gpus
+from asynctile.device.names import ALL_GPUS, AUTO, names_of
 from asynctile.device.workers import Siblings
 from asynctile.program.precision import check_precision
 
@@ -38,19 +39,20 @@ def open_devices(
     "emulated" only. peer_rate: bytes a second that each device receives from the others, for several emulated ones only.
     precision: "fp32", or on a GPU also "tf32" and "bf16".
 
-    Raises DeviceError if a device is not there, and ValueError for a wrong name and if other devices are given a rate.
+    Raises DeviceError if a device is not there or GPUs are unlike, and ValueError for a wrong name and if other devices are
+    given a rate.
     """
-    names = drivable(resolved(name))
+    names = names_of(resolved(name))
     if link_rate is not None and names[0] != "emulated":
         raise ValueError(f"link_rate works only with device='emulated', not with {name!r}; leave it out")
     if peer_rate is not None and (names[0] != "emulated" or len(names) == 1):
         raise ValueError(f"peer_rate works only with several emulated devices, not with {name!r}; leave it out")
     check_precision(precision, names[0])
-    siblings, opened = Siblings(len(names)), list[Device]()
+    siblings, gpus, opened = Siblings(len(names)), Gpus(len(names)), list[Device]()
     with ExitStack() as undo:
         for number, one in enumerate(names):
             if one.startswith("cuda"):
-                device: Device = CudaDevice(open_driver(one), precision)
+                device: Device = CudaDevice(open_driver(one), precision, gpus, number)
             elif one == "emulated":
                 device = EmulatedDevice(link_rate, siblings=siblings, number=number, peer_rate=peer_rate)
             else:

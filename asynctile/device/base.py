@@ -46,7 +46,7 @@ class Node(NamedTuple):
 
     kind: any kind but TRANSFER. what: the operation, or the tile that is moved. arrays: the arrays of the operation's operands,
     or target and source of a move. number: view of `Device.numbers` for the value that the operation reports, or None. after:
-    indices of earlier nodes of the graph that must be over first.
+    indices of earlier nodes of the graph that must be over first. device: number of the device that does the work.
     """
 
     kind: Kind
@@ -54,10 +54,11 @@ class Node(NamedTuple):
     arrays: tuple[Any, ...]
     number: np.ndarray | None
     after: tuple[int, ...]
+    device: int = 0
 
 
 class GraphRecorder(Protocol):
-    """A recorder that captures work as graphs, which run without Python."""
+    """A recorder that captures work as graphs, which run without Python. One records the work of all devices of an engine."""
 
     def record(self, nodes: Sequence[Node]) -> Any:
         """Return a graph of `nodes`, which can run any number of times on exactly these addresses.
@@ -79,7 +80,7 @@ class Device(Protocol):
     name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded before use. grain: how large the
     device's tiles should be. kernels: the functions that `launch` looks up by an operation's `kernel`, empty on a device that
     computes nothing. host: the RAM that copies go to and come from. workers: the compiled workers that can do its work, or
-    None. recorder: captures its work as graphs, or None.
+    None. recorder: captures the work of all devices of its engine as graphs, None on a device that has no graphs.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 This file covers the engine's interface to a device. Ordering and landing are in cuda_stream.py, memory in cuda_memory.py, calls
 into CUDA in driver.py. All computing goes to one stream, so that equal programs give equal bits and one set of scratch serves
-all kernels.
+all kernels. The GPUs of one engine are devices of their own, with a lock and a recorder in common (gpus.py).
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from asynctile.device.base import GraphRecorder, Report, Workers
-from asynctile.device.cuda_graph import CudaRecorder
+from asynctile.device.cuda_graph import Captured
 from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaStream
 from asynctile.device.cuda_trace import GpuClock
 from asynctile.device.driver import Driver
+from asynctile.device.gpus import Gpus
+from asynctile.device.names import stream_name
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.kernels import cpu as cpu_kernels
 from asynctile.kernels import cuda as kernels
@@ -42,34 +45,42 @@ RESERVE_NBYTES = 768 << 20
 
 
 class CudaDevice(DeviceMemory):
-    """One GPU. driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU does not support it."""
+    """One GPU. driver: the GPU. precision: "fp32", "tf32" or "bf16".
+
+    gpus: the GPUs of its engine, of which it is device `number`; None for one that is alone. DeviceError if the GPU does not
+    support the precision, or is unlike the others.
+    """
 
     has_link = True
     grain = COARSE
     workers: Workers | None = None
 
-    def __init__(self, driver: Driver, precision: str = "fp32") -> None:
+    def __init__(self, driver: Driver, precision: str = "fp32", gpus: Gpus | None = None, number: int = 0) -> None:
         if precision != "fp32" and driver.capability < (8, 0):
             major, minor = driver.capability
             raise DeviceError(f"{driver.name} has no {precision} arithmetic (its compute capability is {major}.{minor}, and it "
                               "needs at least 8.0); choose precision 'fp32'")
         super().__init__(driver)
+        self._gpus = gpus = gpus or Gpus()
+        self._number = number
+        gpus.add(driver)
         self.name = driver.name
         self.precision = precision
-        self.kernels: dict[str, Callable[..., None]] = dict(kernels.KERNELS)
+        self.kernels = gpus.kernels
         self.host = PinnedMemory(driver)
-        self._lock = threading.Lock()
+        self._lock = gpus.lock
         self._clock = GpuClock(driver)
-        self._compute = CudaStream("compute", driver, self._lock, self._clock)
-        self._up = CudaStream("upload", driver, self._lock, self._clock)
-        self._down = CudaStream("download", driver, self._lock, self._clock)
-        self._copies = Stream("unpin", self._lock)
-        # One core is left to the event loop, and one to the threads that see work land.
-        self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
+        self._compute, self._up, self._down = map(self._stream, ("compute", "upload", "download"))
+        self._peer = self._stream("peer") if gpus.count > 1 else self._compute
+        self._copies = Stream(self._called("unpin"), self._lock)
+        # One core is left to the event loop, and one to the threads that see work land. The first GPU's threads do the host's
+        # work of all.
+        threads = 1 if number else max(1, len(os.sched_getaffinity(0)) - 2)
+        self._host = Stream(self._called("host"), self._lock, threads)
         self._others: list[Stream] = [self._copies, self._host]
         self._context = LaunchStream(driver, self._compute, precision)
-        self._graphs = CudaRecorder(driver, self._compute, self._perform)
-        self.recorder: GraphRecorder | None = self._graphs
+        gpus.recorder.add(Captured(driver, self._compute, self._perform))
+        self.recorder: GraphRecorder | None = gpus.recorder
         #: spare pinned RAM, by size
         self._pinned: dict[int, list[PinnedMap]] = {}
         self._closed = False
@@ -91,6 +102,7 @@ class CudaDevice(DeviceMemory):
 
     def start(self) -> None:
         self._context.open(self.numbers(1))
+        self._gpus.compare(self.driver)
         for stream in self.streams():
             stream.start()
 
@@ -154,7 +166,8 @@ class CudaDevice(DeviceMemory):
     def receive(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        return self.copy(target, source, waits, after, what)  # one address space covers all GPUs
+        args = (target.ptr, source.ptr, target.nbytes, self._peer.handle)
+        return self._peer.enqueue(waits, self.driver.copy, args, after=after, is_copy=True, what=what)
 
     def add_stream(self, name: str, threads: int) -> Stream:
         stream = Stream(name, self._lock, threads)
@@ -165,20 +178,32 @@ class CudaDevice(DeviceMemory):
         return math.nan if self._compute.trace is None else self._compute.stall_s
 
     def streams(self) -> list[TracedRunner]:
-        return [self._compute, self._up, self._down, *self._others]
+        return [*self._cuda_streams(), *self._others]
 
     def close(self, patience_s: float | None = None) -> None:
         # Close the host's streams first: their pending work may wait for the GPU, and the GPU for that work.
         for runner in reversed(self.streams()):
             runner.close(patience_s)
         self._clock.close()
-        self._graphs.close()
+        self._gpus.recorder.close()
+        self._gpus.remove(self.driver)
         self._context.close()
-        for stream in (self._compute, self._up, self._down):
+        for stream in self._cuda_streams():
             stream.destroy()
         self._closed = True
         self._pinned.clear()
         self.driver.close()
+
+    def _stream(self, name: str) -> CudaStream:
+        """Return a new stream of this GPU."""
+        check = partial(self._gpus.check, self.driver)
+        return CudaStream(self._called(name), self.driver, self._lock, self._clock, check)
+
+    def _called(self, stream: str) -> str:
+        return stream_name(stream, self._number, self._gpus.count)
+
+    def _cuda_streams(self) -> list[CudaStream]:
+        return [self._compute, self._up, self._down, *[self._peer] * (self._gpus.count > 1)]
 
     def _down_to(
         self, target: np.ndarray, source: Array, waits: StreamEvents, after: StreamEvents, what: object

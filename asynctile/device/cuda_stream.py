@@ -1,8 +1,8 @@
 """A stream of a GPU, and the thread that sees its work land.
 
-The stream hands work to the driver as soon as the driver has everything that the work waits for. CUDA events order work on the
-same GPU, without Python. Only unfinished work of a host thread (a tile read from the disk) holds work back here. When the host
-thread finishes, it hands the work over itself, and then the work that waited for that.
+The stream hands work to the driver as soon as the driver has everything that the work waits for. CUDA events order work of one
+GPU and of several, without Python. Only unfinished work of a host thread (a tile read from the disk) holds work back here. When
+the host thread finishes, it hands the work over itself, and then the work that waited for that.
 
 Landing: one thread per stream sleeps until a CUDA event has happened, then tells futures and host threads. It wakes for work
 that somebody awaits, for each graph, and otherwise once for every few pieces of work. The way not taken: a driver callback into
@@ -60,10 +60,13 @@ class CudaStream:
 
     stall_s: seconds in which the stream waited for copies while a trace was recorded. It is not measured otherwise: a timed
     event costs the host as much as a launch, and a graph has no place for one. lock: shared with every stream whose work waits
-    for this one's, on the GPU or on the host. clock: the GPU's clock.
+    for this one's, on a GPU or on the host. clock: the GPU's clock. check: raises the error of another GPU of the engine whose
+    results this one's work may have read.
     """
 
-    def __init__(self, name: str, driver: Driver, lock: threading.Lock, clock: GpuClock) -> None:
+    def __init__(
+        self, name: str, driver: Driver, lock: threading.Lock, clock: GpuClock, check: Callable[[], None]
+    ) -> None:
         self.name = name
         self.handle = driver.new_stream()
         self.ending: Ran | None = None
@@ -73,6 +76,7 @@ class CudaStream:
         self.waiting: set[StreamTask] = set()
         self.stall_s = 0.0
         self._driver = driver
+        self._check = check
         self._lock = lock
         self._more = threading.Condition(lock)
         self._flying: deque[CudaEvent] = deque()
@@ -219,7 +223,7 @@ class CudaStream:
             try:
                 self._driver.bind()
                 if self._tracing is not None:
-                    event.seen = Seen(self.name, event.what, time.perf_counter(), held=held)
+                    event.seen = Seen(self.name, event.what, time.perf_counter(), held=held, clock=self._clock)
                 self._order_behind(task, event)
                 if event.seen is not None:
                     event.seen.span = (self._stamp(),)
@@ -287,6 +291,7 @@ class CudaStream:
             try:
                 if target.recorded:
                     self._driver.synchronize(target.recorded)
+                    self._check()
             except Exception as failure:
                 error = _failed(target, failure)
             with self._lock:

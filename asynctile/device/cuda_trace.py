@@ -25,7 +25,7 @@ class Seen:
 
     stall, span: timed events around a wait for copies before the work, and around the work. copies: the copies it waited for.
     behind: the work that a copy was put behind, as (stream, what). held: the host's work that held this work back. ran: the
-    finished record, once the work has landed.
+    finished record, once the work has landed. clock: of the GPU whose events these are, None for that of the reporter.
     """
 
     stream: str
@@ -37,10 +37,14 @@ class Seen:
     behind: tuple[str, object] | None = None
     held: Ran | None = None
     ran: Ran | None = None
+    clock: GpuClock | None = None
 
 
 class GpuClock:
-    """GPU times on the host's clock. All streams of a device share one clock, so their times can be compared."""
+    """GPU times on the host's clock. All streams of a device share one clock, so their times can be compared.
+
+    CUDA gives no time between events of two GPUs. Their clocks differ by what the host takes to see the first work land.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -64,8 +68,13 @@ class GpuClock:
             self._origin, span = (start, at + passed_s), (timer, end)
         return span, at + passed_s, at + passed_s + lasted_s
 
+    @property
+    def is_set(self) -> bool:
+        """Whether any work has been placed."""
+        return self._origin is not None
+
     def at(self, timer: int) -> float:
-        """Return the host time of a timed event that has happened. Valid after the first `place`."""
+        """Return the host time of a timed event that has happened. Valid once the clock is set."""
         assert self._origin is not None
         return self._origin[1] + self._driver.elapsed_s(self._origin[0], timer)
 
@@ -110,7 +119,8 @@ class CudaTrace:
         """Return the records of copies that have happened, even if the thread that sees them land has not got to them yet."""
         found = [copy.ran for copy in copies if copy.ran is not None]
         for copy in copies:
-            if copy.ran is None and len(copy.span) == 2:
-                began, ended = map(self._clock.at, copy.span)
+            clock = copy.clock or self._clock
+            if copy.ran is None and len(copy.span) == 2 and clock.is_set:
+                began, ended = map(clock.at, copy.span)
                 found.append(Ran(copy.stream, copy.stream, "copy", copy.what, 0.0, began, ended, copy.behind))
         return found

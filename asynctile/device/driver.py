@@ -141,9 +141,9 @@ class Driver(Protocol):
         """Capture work on `stream`, instead of running it, until `end_capture`.
 
         An event recorded on a captured stream marks a place in the capture. A stream that waits for such an event is captured
-        too from then on, also one of another GPU. In the graph, work waits for the work before it on its stream and for the events that its stream
-        waited for, and for nothing else. Work that the streams already had continues to run. Events and kernel arguments may be
-        reused at once: each call copies both as they are.
+        too from then on, also one of another GPU. In the graph, work waits for the work before it on its stream and for the
+        events that its stream waited for, and for nothing else. Work that the streams already had continues to run. Events and
+        kernel arguments may be reused at once: each call copies both as they are.
 
         Until the end, these calls fail and spoil the capture: waiting on a captured stream for an event that was recorded
         outside the capture; `synchronize` on an event that was last recorded in a capture, or reading its time (also after the

@@ -1,4 +1,4 @@
-"""The names of devices, as `Engine(device=...)` and `--device` take them: which devices a name stands for. Pure.
+"""The names of devices, as `Engine(device=...)` and `--device` take them, and of their streams. Pure.
 
     auto, cpu, emulated, cuda:1      one device
     emulated*4                       four emulated devices
@@ -44,20 +44,14 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def drivable(text: str) -> tuple[str, ...]:
-    """Return `names_of(text)`. ValueError also for several GPUs, which an engine cannot drive yet."""
-    names = names_of(text)
-    if len(names) > 1 and names[0] != "emulated":
-        raise ValueError(
-            f"device {shown(text)} names {len(names)} GPUs, but an engine drives one GPU so far: name one, such as "
-            f"{names[0]!r}, or several emulated devices, such as 'emulated*{len(names)}'"
-        )
-    return names
-
-
 def joined(names: Sequence[str]) -> str:
     """Return one name for all these devices, which `names_of` understands."""
     return f"{names[0]}*{len(names)}" if names[1:] and len(set(names)) == 1 else ",".join(names)
+
+
+def stream_name(stream: str, number: int, devices: int) -> str:
+    """Return the name of a stream of device `number`, which no other device of the engine has for one of its streams."""
+    return stream if devices == 1 else f"{stream}:{number}"
 
 
 def _names_of_part(part: str, text: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.base import GraphRecorder, Report, Workers
+from asynctile.device.names import stream_name
 from asynctile.kernels import cpu as kernels
 from asynctile.program.grain import FINE
 from asynctile.program.operation import Operation
@@ -117,8 +118,7 @@ class WorkerDevice(HostMemory):
         return [self._compute, *self._others]
 
     def _called(self, stream: str) -> str:
-        """Return the name of a stream of this device, which no sibling has for a stream of its own."""
-        return stream if self._siblings.count == 1 else f"{stream}:{self._number}"
+        return stream_name(stream, self._number, self._siblings.count)
 
     def close(self, patience_s: float | None = None) -> None:
         for stream in self.streams():

@@ -24,6 +24,7 @@ import scipy
 from asynctile.device import gpu_title
 from asynctile.device.base import Device
 from asynctile.device.cuda import CudaDevice
+from asynctile.device.names import names_of
 from asynctile.errors import AsynctileError
 from asynctile.kernels.cpu import cache_folder
 from asynctile.measure.cores import measure_cores
@@ -75,8 +76,9 @@ def machine_rates(device: Device, precision: str, cap: int | None, run: Run) -> 
 
 
 def known(device: str, precision: str) -> Rates | None:
-    """Return the kept rates of the device called `device`; None if no engine has measured it here."""
-    title = gpu_title(device) if device.partition(":")[0] == "cuda" else ON_CORES
+    """Return the kept rates of each device that `device` names; None if no engine has measured them here."""
+    first = names_of(device)[0]
+    title = gpu_title(first) if first.partition(":")[0] == "cuda" else ON_CORES
     cache = _cache()
     return None if cache is None or title is None else _read(cache, _about(title, precision))
 

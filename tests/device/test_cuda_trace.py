@@ -90,3 +90,15 @@ def test_time_until_the_host_has_read_a_tile_is_a_stall_for_that_tile(clock: Gpu
 def test_work_held_back_by_the_host_while_the_gpu_was_busy_is_no_stall(clock: GpuClock) -> None:
     read = Ran("spill", "spill-0", "read", A, 98.0, 98.5, 99.4, None)
     assert told(clock, Seen(*FIRST, span=(5000, 6000)), Seen("compute", USES_A, since=99.5, span=(6000, 7000), held=read)) == []
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_copy_of_another_gpu_has_the_times_of_that_gpus_clock(clock: GpuClock, times: Times, is_set: bool) -> None:
+    """The time between events of two GPUs is unknown, and so is a copy on a GPU of which nothing has been timed yet."""
+    other = GpuClock(cast(Driver, times))
+    if is_set:
+        other.place((95_000, 96_000))
+    read = Seen("peer:1", A, span=(96_200, 96_900), clock=other)
+    work = Seen("compute:0", USES_A, since=99.5, stall=(6100, 6950), span=(6950, 7000), copies=(read,))
+    found = [(stall.copy.began, stall.copy.ended) for stall in told(clock, Seen(*FIRST, span=(5000, 6000)), work)]
+    assert found == [pytest.approx((100.2, 100.9))] * is_set

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctile.device.names import MOST, drivable, joined, names_of
+from asynctile.device.names import MOST, joined, names_of, stream_name
 from asynctile.errors import DeviceError
 
 
@@ -67,10 +67,9 @@ def test_an_unknown_name_is_refused_with_the_known_ones(text):
         names_of(text)
 
 
-@pytest.mark.parametrize("text", ["cuda:0-1", "cuda:0,cuda:2"])
-def test_several_gpus_are_refused_with_what_works(text):
-    with pytest.raises(ValueError, match=r"names 2 GPUs, but an engine drives one GPU so far: .*'cuda:0', .* 'emulated\*2'"):
-        drivable(text)
+def test_the_streams_of_several_devices_have_names_of_their_own():
+    assert stream_name("compute", 0, 1) == "compute"
+    assert [stream_name("compute", number, 2) for number in range(2)] == ["compute:0", "compute:1"]
 
 
 GPUS = st.lists(st.integers(0, 999), min_size=1, max_size=MOST, unique=True)

@@ -89,8 +89,8 @@ async def test_a_gpu_is_measured_once_for_each_precision(probes: list[str], monk
         assert machine == tiers == replace(assumed("cuda:0"), memory_per_s=1e12).rounded()
     assert probes == ["cores", "GPU float32", "GPU uint16"]
     assert known.known("cuda:0", "bf16") is None, "nobody knows here which GPU that is"
-    monkeypatch.setattr(known, "gpu_title", lambda name: "cuda:0")
-    assert known.known("cuda:0", "bf16") == machine
+    monkeypatch.setattr(known, "gpu_title", {"cuda:0": "cuda:0"}.get)
+    assert known.known("cuda:0", "bf16") == known.known("cuda:0-1", "bf16") == machine
 
 
 async def test_a_cap_too_small_for_a_gpu_probe_leaves_the_probe_to_a_later_engine(probes: list[str]) -> None:

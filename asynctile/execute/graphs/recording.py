@@ -86,7 +86,7 @@ class Recording(Placed):
         return self.schedule.entries[aside.entry]
 
     def _nodes(self, piece: Piece) -> list[Node]:
-        """Return the work of the device in a piece, with its addresses."""
+        """Return the work of the devices in a piece, with its addresses."""
         entries = self.schedule.entries
         number_of = {entry: number for number, entry in enumerate(piece.nodes)}
         nodes = []
@@ -94,7 +94,7 @@ class Recording(Placed):
             entry = entries[index]
             after = tuple(number_of[before] for before in (*entry.waits, *entry.after) if before in number_of)
             number = self.number(entry.what) if isinstance(entry.what, Operation) else None
-            nodes.append(Node(entry.kind, entry.what, self.operands_of(entry), number, after))
+            nodes.append(Node(entry.kind, entry.what, self.operands_of(entry), number, after, entry.device))
         return nodes
 
 
