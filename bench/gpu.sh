@@ -3,8 +3,8 @@
 #
 #     bench/gpu.sh [--rehearse] [part ...]
 #
-# Parts, the most important first: smoke tests race replay link kernels capped memory largest depth. Each is
-# bench/gpu_<part>.py, which states its question. Without a part all run, in that order. A part that fails or takes too long
+# Parts, the most important first: smoke tests race replay link kernels capped memory largest depth two. Each is
+# bench/gpu_<part>.py, which states its question. `two` needs two GPUs, and says so where there is one. Without a part all run, in that order. A part that fails or takes too long
 # does not stop the others, and its rows so far are kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json. If $OUT
 # is set, they are also copied to that folder every 15 seconds, with the whole output in gpu.log. The short table comes last.
 # bench/GPU.md says what to prepare (bench/gpu_prepare.sh), how to divide the parts among several calls, and what to look at in
@@ -18,9 +18,9 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-PARTS=(smoke tests race replay link kernels capped memory largest depth)
+PARTS=(smoke tests race replay link kernels capped memory largest depth two)
 # Shares of the time. If a part takes less than its share, the later parts share the rest.
-declare -A SHARE=([smoke]=60 [tests]=120 [race]=60 [replay]=60 [link]=15 [kernels]=40 [capped]=130 [memory]=85 [largest]=65 [depth]=40)
+declare -A SHARE=([smoke]=60 [tests]=120 [race]=60 [replay]=60 [link]=15 [kernels]=40 [capped]=130 [memory]=85 [largest]=65 [depth]=40 [two]=40)
 # The most seconds of a part.
 declare -A MOST=([smoke]=60 [race]=60)
 DEVICE=cuda:0 RESULTS=bench/results REHEARSE=()

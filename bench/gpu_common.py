@@ -51,8 +51,9 @@ def options_of(text: str | None, part: Options) -> argparse.Namespace:
         sys.exit(f"no GPU to measure on: {why}; --rehearse runs without a GPU")
     if options.device == "soft":
         from tests.cuda.driver import SoftDriver
+        from tests.cuda.node import opener
 
-        asynctile.device.open_driver = lambda name: SoftDriver(nbytes=SOFT_NBYTES, attends=True)
+        asynctile.device.open_driver = opener(SoftDriver, nbytes=SOFT_NBYTES, attends=True)
     return options
 
 
@@ -101,7 +102,8 @@ async def new_trainer(engine: Engine, row: Row) -> Trainer:
     state.check_floor()
     await runtime.reserve(demand_of([], state.weights()))
     await runtime.store(pieces())
-    return Trainer(GPT2(engine, state), AdamW(lr=1e-4), recompute=row.recompute, micro_batches=row.parts)
+    return Trainer(GPT2(engine, state), AdamW(lr=1e-4), recompute=row.recompute, micro_batches=row.parts,
+                   replicas=row.replicas)  # fmt: skip
 
 
 class Speed:

@@ -24,7 +24,7 @@ from common import RESULTS, ROOT, Table, commit, machine, show, target
 #: The folder for rehearsals, which are not results.
 REHEARSED = ROOT / "runs" / "rehearsal"
 #: The parts of bench/gpu.sh, in order.
-PARTS = ("smoke", "tests", "race", "replay", "link", "kernels", "capped", "memory", "largest", "depth")
+PARTS = ("smoke", "tests", "race", "replay", "link", "kernels", "capped", "memory", "largest", "depth", "two")
 THEME = "cuda"
 HEADLINES = ("what", "measured", "wanted")
 

@@ -22,7 +22,7 @@ from typing import Any
 from common import batch
 from gpu_common import engine_of, new_trainer, options_of
 from gpu_record import Section
-from gpu_rows import REPLAY, Row, in_memory, under_cap
+from gpu_rows import REPLAY, Row, in_place
 from watched import WatchedGraphs
 
 from asynctile.layers import AdamW, Trainer
@@ -74,7 +74,7 @@ class Measured:
 
     async def row(self, name: str, share: float) -> None:
         cap, options = f"{share:.0%}" if share else "none", self.options
-        row = under_cap(options, name, share) if share else in_memory(options, name, recompute=True)
+        row = in_place(options, name, share)
         with self.section.row(self.steps, name, cap):
             async with engine_of(self.section, options, device_memory=row.cap) as engine:
                 trainer = Trainer((await new_trainer(engine, row)).model, AdamW(lr=NO_RATE), recompute=row.recompute)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asynctile.layers import GPT2Config
@@ -77,17 +77,22 @@ LARGEST: Options = (
      "device_mib": 0, "layers": 0, "tile": 0},
     {"width": 128, "vocab": 500, "host_mib": 16, "device_mib": 2, **SMALL},
 )  # fmt: skip
+TWO: Options = (
+    {"models": ("gpt2", "gpt2-medium"), "caps": (0.0, 0.25), "batch": 16, "length": 1024, "steps": 3, "mib": 64},
+    {"models": ("tiny",), "caps": (0.0, 0.5), "steps": 1, "mib": 1, **SMALL},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A training to measure. parts: micro-batches. cap: device memory in bytes, None for all there is."""
+    """A training to measure. parts: micro-batches of each replica. cap: memory of each device in bytes, None for all."""
 
     config: GPT2Config
     batch: int
     length: int
     tile: int
     parts: int = 1
+    replicas: int = 1
     cap: int | None = None
     recompute: bool = True
 
@@ -99,7 +104,7 @@ class Row:
         """Return (the smallest cap, all tiles alive at once) of its step, in bytes."""
         grain = grain_of(device)
         parameters = Parameters(self.config, Tiling(self.config, self.tile, grain), precision)
-        rows = parameters.tiling.rows(self.batch, self.length, self.parts)
+        rows = parameters.tiling.rows(self.batch, self.length, self.parts, self.replicas)
         program = record("step", parameters, rows, kept=kept_if(self.recompute, self.config))
         floor = floor_demand(self.config, self.tile, grain, precision).rounded(grain.alignment)
         return floor.floor_nbytes, demand_of([program], parameters.states()).resident_nbytes
@@ -128,6 +133,16 @@ def under_cap(options: Namespace, name: str, share: float) -> Row:
     cap = int(share * config.states_nbytes)
     tile = PLACED.get((name, share)) or tile_under(options, config, cap)
     return Row(config=config, batch=options.batch, length=options.length, tile=tile, cap=cap)
+
+
+def in_place(options: Namespace, name: str, share: float) -> Row:
+    """Return a row under a cap of a share of its states, or in memory for no share."""
+    return under_cap(options, name, share) if share else in_memory(options, name, recompute=True)
+
+
+def shared(options: Namespace, name: str, share: float) -> Row:
+    """Return the same in two replicas, which two devices share."""
+    return replace(in_place(options, name, share), replicas=2)
 
 
 def deep(options: Namespace, layers: int) -> Row:
@@ -174,8 +189,10 @@ def rows(part: str, options: Namespace, device_nbytes: int, host_nbytes: int) ->
         yield from ((f"{name}, recompute {again}", in_memory(options, name, recompute=again))
                     for again in (False, True) for name in options.models)  # fmt: skip
     if part in ("smoke", "replay"):
-        yield from ((f"{name}, {share:.0%}", under_cap(options, name, share) if share
-                     else in_memory(options, name, recompute=True))
+        yield from ((f"{name}, {share:.0%}", in_place(options, name, share))
+                    for name in options.models for share in options.caps)  # fmt: skip
+    if part == "two":
+        yield from ((f"{name}, {share:.0%}", shared(options, name, share))
                     for name in options.models for share in options.caps)  # fmt: skip
     if part == "capped":
         yield from ((f"{name}, no cap", in_memory(options, name, recompute=True)) for name in options.models)

@@ -142,7 +142,7 @@ def test_an_unknown_part_is_refused_in_one_line(stubbed: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "bench/gpu.sh: no part is called 'kernel'; "
-        "choose among: smoke tests race replay link kernels capped memory largest depth"]  # fmt: skip
+        "choose among: smoke tests race replay link kernels capped memory largest depth two"]  # fmt: skip
 
 
 def test_a_missing_gpu_is_reported_in_one_line() -> None:
@@ -170,11 +170,12 @@ def test_a_rehearsal_runs_every_part_and_keeps_its_rows(tmp_path: Path) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file, follow_symlinks=False)
-    done = run(tmp_path / "bench" / "gpu.sh", "--rehearse", "link", "depth", cwd=tmp_path, PYTHON=sys.executable, limit_s=500)
+    parts = ["link", "depth", "two"]
+    done = run(tmp_path / "bench" / "gpu.sh", "--rehearse", *parts, cwd=tmp_path, PYTHON=sys.executable, limit_s=500)
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stdout
     assert "fall of TFLOP/s from 1 to 4 layers" in done.stdout
     (path,) = (tmp_path / "runs" / "rehearsal").glob("*.json")
-    parts = json.loads(path.read_text())["parts"]
-    assert list(parts) == ["link", "depth"]
-    assert all(part["configuration"]["attention"].startswith("cuDNN 9.16") for part in parts.values())
+    found = json.loads(path.read_text())["parts"]
+    assert list(found) == parts
+    assert all(part["configuration"]["attention"].startswith("cuDNN 9.16") for part in found.values())

@@ -24,7 +24,7 @@ def options(bench: Any, part: str, rehearsed: bool = False) -> argparse.Namespac
     return argparse.Namespace(device="soft" if rehearsed else "cuda:0", precision="bf16", **full | (small if rehearsed else {}))
 
 
-@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest"])
+@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest", "two"])
 def test_every_row_can_begin(bench: Any, part: str) -> None:
     chosen = options(bench, part)
     rows = list(bench("gpu_rows").rows(part, chosen, DEVICE, RAM))
@@ -36,7 +36,7 @@ def test_every_row_can_begin(bench: Any, part: str) -> None:
         assert row.cap is not None or everything <= DEVICE, f"{part}: {name} does not fit on the GPU"
 
 
-@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest"])
+@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest", "two"])
 def test_every_row_of_a_rehearsal_can_begin(bench: Any, part: str) -> None:
     for name, row in bench("gpu_rows").rows(part, options(bench, part, rehearsed=True), 4 << 20, 64 << 20):
         assert row.needs("cuda:0", "bf16")[0] <= (row.cap or 4 << 30), f"{part}: {name}"
@@ -87,6 +87,6 @@ def test_a_tile_leaves_most_of_the_cap_to_other_tiles(bench: Any) -> None:
     assert tiles[0] < tiles[-1] == config.inner
 
 
-@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped"])
+@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "two"])
 def test_the_smallest_model_comes_first(bench: Any, part: str) -> None:
     assert options(bench, part).models[0] == "gpt2"
