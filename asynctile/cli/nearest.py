@@ -32,7 +32,7 @@ _ABSENT = {
         "quantized weights are not supported; use --device-memory, --host-memory and --spill to limit memory",
     ("optimizer", "optim", "sgd", "lion", "muon"): "AdamW is the only optimizer; set it with --lr, --beta1 and --weight-decay",
     ("gpus", "n_gpu", "world_size", "local_rank", "ddp", "fsdp", "deepspeed"):
-        "a run uses one device; several are not supported yet",
+        "name several GPUs with --device, such as cuda:0-3, and let them share --replicas",
     ("n_layer", "num_layers", "n_head", "num_heads", "n_embd", "hidden_size"):
         "set the shape of a new model with --model: a name or a config.json",
     ("wandb", "mlflow"): "use --callback MODULE:CLASS to report every step to a tracker; see examples/tracker.py",

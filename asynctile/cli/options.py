@@ -131,8 +131,8 @@ class Options:
 
     device: str = option(
         "auto", values.name, "NAME",
-        "cpu, emulated, cuda:N, or auto: a GPU if there is one, else cpu; emulated*N for N emulated devices over one RAM "
-        "(default: {default})", group=_PLACE, changeable=True, plans=True)
+        "cpu, emulated, cuda:N, or auto: a GPU if there is one, else cpu; cuda:0-N for several GPUs, emulated*N for N "
+        "emulated devices over one RAM (default: {default})", group=_PLACE, changeable=True, plans=True)
     device_memory: int | None = option(
         None, values.size_or_none, "SIZE",
         "most bytes to use on each device; not for cpu, where RAM is the device (default: on a GPU, all that is free but 768 "

@@ -70,7 +70,7 @@ def test_version(program: Program) -> None:
     ("train --attn-pdrop 0.1", "dropout is not supported"),
     ("train --lora 8", "unknown arguments: --lora 8; LoRA and other adapters are not supported"),
     ("plan --lora_rank=8", "LoRA and other adapters are not supported"),
-    ("train --num-gpus 2", "a run uses one device; several are not supported yet"),
+    ("train --num-gpus 2", "name several GPUs with --device, such as cuda:0-3, and let them share --replicas"),
     ("train --n-layer 3", "set the shape of a new model with --model"),
     ("info --wxyz", "asynctile info: unknown arguments: --wxyz (see asynctile info --help)"),
 ])  # fmt: skip
