@@ -20,6 +20,8 @@ from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from tests.laws import covering, law
+from tests.layers.stories import tell
+from tests.layers.test_devices_between import drawn
 from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, trained, yardstick
 from tests.layers.training import OPTIMIZER, assert_same_bits, assert_same_tensors, batches_of, lively, moments_of
 
@@ -193,6 +195,24 @@ async def test_validations_and_texts_run_on_the_first_gpu_between_steps_of_all(s
         expected = await yardstick("cuda:0")
         assert losses == expected.losses
         assert_same_tensors(await trainer.model.state_dict(), expected.weights)
+
+
+@pytest.mark.parametrize(("seed", "where", "plays"), [
+    (24, "all there", True), (22, "over a file", True), law(5, "near the floor", True), law(35, "under a cap", False),
+    law(34, "over a file", True), law(20, "all there", True), law(37, "near the floor", True),
+])  # fmt: skip
+async def test_a_story_on_two_gpus_has_the_numbers_and_bits_of_one(
+    seed: int, where: str, plays: bool, soft_gpu: Any
+) -> None:
+    """Other work of the engine stands between and beside steps; a share trains, steps are cancelled, the disk fails."""
+    options, actions = drawn(seed)
+    more = {"device_memory": 30 << 10} if where == "near the floor" else {}
+    expected, _, states = await tell(where, options, actions, seed, plays=False, **more)
+    soft_gpu(seed=seed)
+    found, played, others = await tell(where, options, actions, seed, plays=plays, device=gpus(2), **more)
+    assert any(played) is plays
+    assert found == expected, (options, actions)
+    assert_same_tensors(others, states)
 
 
 async def test_an_engine_of_several_gpus_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> None:
