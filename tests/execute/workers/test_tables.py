@@ -37,7 +37,7 @@ def test_valid_tables_are_accepted_and_know_their_stretches(tables):
         ("devices", lambda x: x[:-1].copy(), r"devices of a schedule is \(3,\), expected \(4,\)"),
         ("devices", lambda x: x - np.int8(1), "devices of a schedule are below ANY_DEVICE"),
         ("devices", lambda x: x - np.int8(3) * (x == 2), "a copy over a link has none"),
-        ("kinds", lambda x: x + np.int8(3), "kinds of a schedule are 3 to 7"),
+        ("kinds", lambda x: x + np.int8(3), "kinds of a schedule are 3 to 8"),
         ("address", lambda x: x * 0, "has no address"),
         ("counts", lambda x: x * 0, "fewer than 2"),
         ("counts", lambda x: x + 1000, "more than 128 words"),
