@@ -18,7 +18,7 @@ def source_modules(root: Path) -> set[str]:
     modules = set()
     for name, top in (("asynctile", "asynctile"), ("asynctile/layers", "layers"), ("asynctile/storage", "storage")):
         folder = root / top
-        for path in (path for kind in ("*.py", "*.cu", "*.cuh", "py.typed") for path in folder.rglob(kind)):
+        for path in (path for kind in ("*.py", "*.cu", "*.cuh", "*.toml", "py.typed") for path in folder.rglob(kind)):
             inner = path.relative_to(folder).as_posix()
             if not (name == "asynctile" and inner.startswith(("layers/", "storage/"))):  # rglob may follow the links
                 modules.add(f"{name}/{inner}")

@@ -9,7 +9,7 @@ It does not show how kernels on several devices disturb each other; two cores pr
 the cap, the links and the targets.
 
 - speed: against one device in the same round, the median of rounds.
-- by arithmetic: the speed of the same schedules if only sleeps and copies over links took time (virtual_play.py).
+- by arithmetic: the speed of the same schedules if only sleeps and copies over links took time (asynctile/measure/virtual.py).
 - computing, link busy: the part of a step in which a device computes, and in which the busiest way of a link to RAM is busy.
 - MB passed: from device to device in a step.
 - bytes as planned: whether workers have carried over each link, each way, the bytes that the plan of the step says.
@@ -33,7 +33,6 @@ import threadpoolctl
 from asleep import Call, call_of, measured, sleep_exactly, sleeping
 from common import Table, arguments, batch, commit, in_turn, publish, steps, target
 from devices_model import BATCH, CAP, CONFIG, LINK_SHARE, PEERS, SHARE, TARGETS
-from virtual_play import play
 
 from asynctile import Engine
 from asynctile.device.workers import Siblings
@@ -44,9 +43,11 @@ from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
 from asynctile.measure.simulate import Traffic, simulate
+from asynctile.measure.virtual import Timeline, timeline
+from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.schedule.rates import CORES, Rates
-from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.schedule.schedule import Kind, Schedule, Scheduled
 from asynctile.share import runtime_of
 
 LENGTH = CONFIG.block_size
@@ -152,6 +153,22 @@ async def measured_s(
     return {devices: (found[named(devices)], carried[devices]) for devices in numbers}
 
 
+def by_arithmetic(schedule: Schedule, seconds: Mapping[Call, float], rate: float, peer_rate: float) -> Timeline:
+    """Return a step in which only these calls and the copies over links take time.
+
+    rate: bytes a second of each way of a link to RAM. peer_rate: from other devices.
+    """
+
+    def seconds_of(entry: Scheduled) -> float:
+        if isinstance(entry.what, Operation):
+            return seconds[call_of(entry.what)]
+        if entry.kind is Kind.COPY:
+            return 0.0
+        return entry.nbytes / (peer_rate if entry.kind is Kind.PASS else rate)
+
+    return timeline(schedule, seconds_of)
+
+
 def rows_of(
     chosen: Setting, seconds: Mapping[Call, float], found: Mapping[int, tuple[Sequence[float], Links]]
 ) -> Iterator[Sequence[object]]:
@@ -164,7 +181,7 @@ def rows_of(
         passed = sum(nbytes for (_, way), nbytes in carried.items() if way == PASS) / 1e6
         row = (chosen.replicas, devices, 1e3 * middle_s, chosen.computed_s / devices / middle_s, busy, passed,
                carried == planned_links(traffic.schedule))  # fmt: skip
-        by_arithmetic_s = play(traffic.schedule, seconds, chosen.link_rate, chosen.peer_rate).seconds
+        by_arithmetic_s = by_arithmetic(traffic.schedule, seconds, chosen.link_rate, chosen.peer_rate).seconds
         if devices == 1:
             one_by_arithmetic_s = by_arithmetic_s
             yield (*row, None, None, None)

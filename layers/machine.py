@@ -6,12 +6,14 @@ The machine need not exist here. Assumed rates are rough, and plan.py says so wh
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from asynctile.device import resolved
 from asynctile.device.names import names_of
 from asynctile.layers.activations import AUTO, Room, check_recompute
 from asynctile.layers.update_placement import check_update
+from asynctile.measure.costs import EntryCosts
 from asynctile.program.grain import Grain, grain_of
 from asynctile.program.precision import check_precision
 from asynctile.schedule.rates import Rates, assumed
@@ -50,7 +52,8 @@ class Machine:
 
     spill: whether there is a folder below RAM. measured: rates of the machine, such as `rates` of an engine; None: rough rates
     are assumed. gemm_rate: FLOP/s of matrix products on all cores together, which replaces that of the rates. Only estimates of
-    time use it.
+    time use it, passed_per_s (bytes a second from one device to another; None: as over the link) and verbs (as in EntryCosts).
+    own_cores: the cores that compute; None: those of this machine.
     """
 
     device: str = "auto"
@@ -63,6 +66,9 @@ class Machine:
     link_rate: int | str | None = None
     measured: Rates | None = None
     gemm_rate: float | None = None
+    passed_per_s: float | None = None
+    verbs: Mapping[str, float] = field(default_factory=dict)
+    own_cores: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolved(self.device))
@@ -92,8 +98,8 @@ class Machine:
 
     @property
     def cores(self) -> int:
-        """The cores that compute, those of the machine; 1 on a GPU."""
-        return 1 if self.is_gpu else len(os.sched_getaffinity(0))
+        """The cores that compute; 1 on a GPU."""
+        return 1 if self.is_gpu else self.own_cores or len(os.sched_getaffinity(0))
 
     @property
     def cores_of_each(self) -> int:
@@ -101,25 +107,21 @@ class Machine:
         return self.cores if self.is_gpu else max(1, self.cores // self.devices)
 
     @property
-    def side_by_side(self) -> int:
-        """How many times the machine's rate all devices compute at: once for emulated ones, which share the cores."""
-        return self.devices if self.is_gpu else 1
-
-    @property
     def flops_per_s(self) -> float:
         """The rate of GEMMs by which times are estimated, in FLOP/s."""
         return self.rates.flops_per_s if self.gemm_rate is None else self.gemm_rate
-
-    @property
-    def link_per_s(self) -> float | None:
-        """Bytes a second over the link in each direction; None on cores without a link limit."""
-        return self.rates.up_per_s if self.is_gpu or self.link_rate is not None else None
 
     @property
     def rates(self) -> Rates:
         """The rates by which an engine decides."""
         found = assumed(self.device, self.precision) if self.measured is None else self.measured
         return found.limited(None if self.is_gpu else size(self.link_rate))
+
+    @property
+    def costs(self) -> EntryCosts:
+        """What the entries of a schedule cost there, for estimates of time."""
+        return EntryCosts(rates=replace(self.rates, flops_per_s=self.flops_per_s), devices=self.devices,
+                     cores=0 if self.is_gpu else self.cores, passed_per_s=self.passed_per_s, verbs=self.verbs)  # fmt: skip
 
     @property
     def host_nbytes(self) -> int | None:

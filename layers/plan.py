@@ -1,19 +1,22 @@
-"""A plan of a training step before anything is allocated: the floor, the bytes over the link, and the bound of the step.
+"""A plan of a training step before anything is allocated: the floor, the bytes over the link, and the time of the step.
 
-asynctile/measure/simulate.py supplies the numbers by making the decisions of a run. Times are estimates from them. The device
-need not exist. Rates that are not given are assumed (asynctile/schedule/rates.py), and the plan says so.
+asynctile/measure/simulate.py supplies the numbers by making the decisions of a run, and the virtual clock
+(asynctile/measure/virtual.py) estimates times by carrying out the same schedule. The device need not exist. Rates that are not
+given are assumed (asynctile/schedule/rates.py), and the plan says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from asynctile.layers.config import Config
 from asynctile.layers.machine import Machine, Work, size
 from asynctile.layers.planned_step import planned_step
 from asynctile.layers.update_placement import updates_of
 from asynctile.measure.simulate import simulate
+from asynctile.measure.virtual import Resource
 from asynctile.program.operation import HOST
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
@@ -44,9 +47,9 @@ class Plan:
     - updates: weight tiles. updates_on_host: how many of them are updated on the host. "auto" is resolved as in a run with the
       same rates.
     - devices: how many share the replicas. Bytes and operations are those of all devices; floors, caps and peaks of one.
-    - compute_s: the GEMMs at the machine's rate; GPUs share them, and emulated devices share the cores. link_s: the busiest
-      direction of a link at link_rate, None without a link limit.
-    - bound: what bounds the step, in words.
+    - step_s: the step by the virtual clock (asynctile/measure/virtual.py). tokens_per_s: of the batch. busy: by resource,
+      the share of that time in which it is busy, on the device where it is busiest, the largest first.
+    - rates: the rates behind these, in words.
     """
 
     device: str
@@ -80,15 +83,23 @@ class Plan:
     passed_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
-    compute_s: float
-    link_s: float | None
-    bound: str
+    step_s: float
+    tokens_per_s: float
+    busy: Mapping[str, float]
+    rates: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan for other programs, with `bound`, the name of the busiest part, and the checkpoint's bytes."""
+        checkpoint = {"bound": next(iter(self.busy)), "checkpoint_bytes": self.states_bytes}
+        return {item.name: getattr(self, item.name) for item in fields(self)} | checkpoint
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the plan as (name, value) rows of a table."""
         return [
+            ("bound", _bound(self.busy)),
+            ("rates", self.rates),
             ("parameters", f"{self.parameters:,}"),
-            ("states (weights and two moments)", format_size(self.states_bytes)),
+            ("states (weights and two moments)", f"{format_size(self.states_bytes)}, as large as a checkpoint"),
             *([("copies of matrices in bf16", format_size(self.copies_bytes))] if self.copies_bytes else []),
             ("precision", self.precision),
             ("tile edge", f"{self.tile}, row tiles of up to {self.row_tokens:,} tokens"),
@@ -108,7 +119,6 @@ class Plan:
             ("downloaded a step", format_size(self.downloaded_bytes)),
             *([("passed between devices a step", format_size(self.passed_bytes))] if self.devices > 1 else []),
             *self._disk(),
-            ("bound", self.bound),
         ]
 
     def _kept(self) -> str:
@@ -123,7 +133,8 @@ class Plan:
     def _disk(self) -> list[tuple[str, str]]:
         if not self.spill_bytes:
             return []
-        rate = round((self.spill_read_bytes + self.spill_written_bytes) / self.compute_s)
+        compute_s = self.step_s * self.busy[Resource.COMPUTE]
+        rate = round((self.spill_read_bytes + self.spill_written_bytes) / compute_s)
         return [
             ("read from the spill folder a step", format_size(self.spill_read_bytes)),
             ("written to the spill folder a step", format_size(self.spill_written_bytes)),
@@ -158,8 +169,8 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         prefetch=machine.prefetch,
         rates=machine.rates,
     )
-    compute_s, rate = flops / machine.flops_per_s / machine.side_by_side, machine.link_per_s
-    link_s = None if rate is None else traffic.busiest_nbytes / rate
+    stage("estimating the time of a step")
+    timeline = machine.costs.timeline(traffic.schedule)
     return Plan(
         device=machine.device,
         devices=program.devices,
@@ -192,25 +203,28 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         passed_bytes=traffic.passed_nbytes,
         spill_read_bytes=traffic.spill_read_nbytes,
         spill_written_bytes=traffic.spill_written_nbytes,
-        compute_s=compute_s,
-        link_s=link_s,
-        bound=_bound(compute_s, link_s, machine),
+        step_s=timeline.seconds,
+        tokens_per_s=work.batch_size * work.seq_len / timeline.seconds,
+        busy=timeline.shares(),
+        rates=_rates(machine),
     )
 
 
-def _bound(compute_s: float, link_s: float | None, machine: Machine) -> str:
-    link = "an assumed " if machine.measured is None else ""
-    assumed = link if machine.gemm_rate is None else ""
-    if machine.is_gpu and link_s is not None:
-        return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at "
-                f"{link}{machine.rates.up_per_s / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
-                f"{machine.flops_per_s / 1e12:.0f} TFLOP/s{' on each GPU' if machine.devices > 1 else ''}")
-    compute = f"compute, about {compute_s:.2f} s at {assumed}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core"
-    if link_s is None:
-        return compute
-    if link_s > compute_s:
-        return f"the link, {link_s:.2f} s against about {compute_s:.2f} s of compute"
-    return f"{compute}; the link takes {link_s:.2f} s at the same time"
+def _bound(busy: Mapping[str, float]) -> str:
+    """Return what is busiest, and whatever comes close to it."""
+    (first, share), *others = busy.items()
+    beside = ", ".join(f"{what} {part:.0%}" for what, part in others if part >= 0.01)
+    return f"{first}, busy {share:.0%} of the time" + (f"; {beside}" if beside else "")
+
+
+def _rates(machine: Machine) -> str:
+    assumed = "an assumed " if machine.measured is None else ""
+    products = "" if machine.gemm_rate is not None else assumed
+    if not machine.is_gpu:
+        link = "" if machine.link_rate is None else f", the link at {machine.rates.up_per_s / 1e9:.3g} GB/s each way"
+        return f"products at {products}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core{link}"
+    return (f"products at {products}{machine.flops_per_s / 1e12:.0f} TFLOP/s{' on each GPU' if machine.devices > 1 else ''}, "
+            f"the link at {assumed}{machine.rates.up_per_s / 1e9:.0f} GB/s each way")
 
 
 def _host_bytes(demand: Demand, cap: int | None, spill: bool) -> int:

@@ -1,4 +1,4 @@
-"""`asynctile plan`: shows what a training step needs and what limits it, without its model and without its device.
+"""`asynctile plan`: says whether a training step fits, how long it takes and what limits it, without its model and device.
 
 Covers choosing the shape from the options of `train`, measuring the rates of this machine, and printing.
 asynctile/layers/plan.py does the planning.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from threading import Timer
 from typing import Any, Self
 
@@ -24,23 +26,29 @@ from asynctile.cli.placement import machine_of, work_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run, recorded_rates
-from asynctile.cli.terminal import complain
-from asynctile.errors import AsynctileError
+from asynctile.cli.terminal import complain, say
+from asynctile.cli.verdict import Verdict, placed_on
+from asynctile.errors import AsynctileError, BudgetError
+from asynctile.layers.config import Config
 from asynctile.layers.machine import Machine
-from asynctile.layers.plan import plan_step
+from asynctile.layers.plan import Plan, plan_step
+from asynctile.measure.hardware import Hardware, hardware
 from asynctile.measure.known import known
 from asynctile.schedule.rates import Rates
 from asynctile.storage.counts import counted
 
 __all__ = ["run"]
 
+#: Options of `plan` alone.
+_OWN = ("resume", "gflops", "machine", "json")
 #: Seconds before stderr shows what is being worked out.
 SILENT_S = 1.0
 
 
 def run(given: dict[str, Any]) -> int:
-    """Print the plan and return the exit status."""
-    typed = {name: value for name, value in given.items() if name not in ("resume", "gflops")}
+    """Print the plan and return the exit status: 1 for a step that does not fit on the machine."""
+    typed = {name: value for name, value in given.items() if name not in _OWN}
+    there = hardware(given["machine"]) if "machine" in given else None
     if given.get("resume"):
         folder = existing_run(typed)
         record = folder.read_record()
@@ -49,21 +57,45 @@ def run(given: dict[str, Any]) -> int:
     else:
         options, rates = new_options(typed), None
     check_devices(options)
-    warn_of_excess(options)
+    if there is None:
+        warn_of_excess(options)
     shape = choose_shape(options, expected_vocab_size(options))
-    seq_len = options.seq_len or shape.block_size
-    machine = machine_of(options)
     with _Stages() as stages, _without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
-        rates = _rates(machine, stages) if rates is None else rates
-        machine = replace(machine, measured=rates, gemm_rate=gemm_rate)
-        plan = plan_step(shape, work_of(options, seq_len), machine, stages.begin)
-    print_rows([
-        ("model", shape.summary),
-        ("batch", _batch(options, seq_len)),
-        *plan.lines(),
-    ])  # fmt: skip
-    return 0
+        verdict = _verdict(options, there, partial(_plan, shape, rates=rates, gemm_rate=gemm_rate, stages=stages))
+    if given.get("json"):
+        say(json.dumps(verdict.as_dict(), indent=2) + "\n")
+    else:
+        batch = _batch(options, options.seq_len or shape.block_size)
+        print_rows([*verdict.lines(), ("model", shape.summary), ("batch", batch), *verdict.plan.lines()])
+    return 1 if verdict.missing else 0
+
+
+def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, Hardware | None], Plan]) -> Verdict:
+    """Return the verdict of the first way that fits, or of the last one. BudgetError if no way has room for one operation."""
+    ways = [options] if there is None else list(placed_on(options, there))
+    for way in ways:
+        try:
+            verdict = Verdict(plan(way, there), there, options.steps, way.spill is not None)
+        except BudgetError:
+            if way is ways[-1]:
+                raise
+            continue
+        if not verdict.missing:
+            break
+    return verdict
+
+
+def _plan(shape: Config, options: Options, there: Hardware | None, *, rates: Rates | None, gemm_rate: float | None,
+          stages: _Stages) -> Plan:
+    machine = machine_of(options)
+    if there is not None:
+        machine = replace(machine, measured=there.rates(options.precision), passed_per_s=there.passed_per_s, verbs=there.verbs,
+                          own_cores=there.count)  # fmt: skip
+    else:
+        machine = replace(machine, measured=_rates(machine, stages) if rates is None else rates)
+    work = work_of(options, options.seq_len or shape.block_size)
+    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stages.begin)
 
 
 def _batch(options: Options, seq_len: int) -> str:

@@ -17,7 +17,7 @@ from asynctile.layers import GPT2Config, carriers
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
 from asynctile.measure.simulate import simulate
-from asynctile.schedule.schedule import Kind
+from asynctile.measure.virtual import Resource
 from tests.layers.training import NARROW
 
 
@@ -53,9 +53,9 @@ def test_by_arithmetic_devices_work_beside_their_links(bench: Any, rate: float) 
     step = planned_step(NARROW.config, work, Machine(device=device, device_memory=cap))
     schedule = simulate(step.program, step.standing, device=device, device_memory=cap).schedule
     seconds = {bench("asleep").call_of(operation): 1e-3 for operation in step.program.operations()}
-    played = bench("virtual_play").play(schedule, seconds, rate, 2 * rate)
-    computed = [played.busy[device, Kind.OPERATION] for device in (0, 1)]
-    carried = max(played.busy[device, way] for device in (0, 1) for way in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.PASS))
+    played = bench("bench_devices").by_arithmetic(schedule, seconds, rate, 2 * rate)
+    computed = [played.busy[device, Resource.COMPUTE] for device in (0, 1)]
+    carried = max(played.busy[device, way] for device in (0, 1) for way in (Resource.UP, Resource.DOWN, Resource.PASSED))
     assert sum(computed) == pytest.approx(1e-3 * len(list(step.program.operations())))
     assert max(*computed, carried) <= played.seconds <= sum(computed) + sum(played.busy.values())
     for number, entry in enumerate(schedule.entries):
@@ -73,7 +73,7 @@ def test_devices_wait_less_when_work_on_others_results_lags(bench: Any, monkeypa
         calls_s = {bench("asleep").call_of(operation): 1e-3 for operation in step.program.operations()}
         computed_s = 1e-3 * len(list(step.program.operations())) / 4
         rate = 1.7 * traffic.busiest_nbytes / computed_s
-        return float(bench("virtual_play").play(traffic.schedule, calls_s, rate, 8 * rate).seconds)
+        return float(bench("bench_devices").by_arithmetic(traffic.schedule, calls_s, rate, 8 * rate).seconds)
 
     lagging_s = seconds()
     monkeypatch.setattr(carriers, "lagging", lambda program, devices, begins: [range(len(program))])

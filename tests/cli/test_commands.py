@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -53,10 +54,11 @@ def test_a_plan_that_takes_long_says_what_it_works_out(
     monkeypatch.setattr("asynctile.cli.plan.known", lambda device, precision: None)
     status, out, err = program("plan", "--host-memory", "16MiB", "--spill", ".", "--tile", 128)
     assert status == 0 and "asynctile plan" not in out
-    *_, rate, passes, places = err.splitlines()
+    *_, rate, passes, places, times = err.splitlines()
     assert rate == "asynctile plan: measuring the speed of this machine ..."
     assert passes == "asynctile plan: choosing how many passes rows take and which activations are kept ..."
     assert re.fullmatch(r"asynctile plan: placing the tiles of [\d,]+ operations ...", places)
+    assert times == "asynctile plan: estimating the time of a step ..."
 
 
 def test_plan_estimates_with_the_rates_of_this_machine_or_with_given_rates(
@@ -68,7 +70,7 @@ def test_plan_estimates_with_the_rates_of_this_machine_or_with_given_rates(
     assert "at 77 GFLOP/s a core" in program("plan", "--gflops", 77 * cores)[1]
     monkeypatch.undo()
     words = ("--device", "cuda:0", "--model", "gpt2", "--batch-size", 1, "--tile", 768)
-    assert "for the GEMMs at 33 TFLOP/s" in program("plan", *words, "--gflops", 33_000)[1]
+    assert "products at 33 TFLOP/s" in program("plan", *words, "--gflops", 33_000)[1]
 
 
 def test_plan_measures_unmeasured_cores_and_keeps_the_result(
@@ -93,8 +95,8 @@ def test_plan_of_a_gpu_needs_no_gpu_and_names_the_assumed_rates(program: Program
     words = ("--device", "cuda:0", "--model", "gpt2", "--batch-size", 4, "--device-memory", "512MiB", "--tile", 768)
     status, out, err = program("plan", *words, "--precision", "bf16")
     assert (status, err) == (0, "")
-    for said in ("copies of matrices in bf16", "row tiles of up to 3,072 tokens", "assumed 50 GB/s each way",
-                 "assumed 780 TFLOP/s"):
+    for said in ("copies of matrices in bf16", "row tiles of up to 3,072 tokens", "the link at an assumed 50 GB/s each way",
+                 "products at an assumed 780 TFLOP/s"):
         assert said in out
     status, wide, err = program("plan", *words)
     assert (status, err) == (0, "")
@@ -113,9 +115,64 @@ def test_plan_of_several_gpus_needs_none_and_counts_the_bytes_of_all(program: Pr
 
 
 def test_emulated_devices_share_the_cores_in_the_times_of_a_plan(program: Program) -> None:
-    words = ("--batch-size", 4, "--replicas", 4, "--gflops", 100)
-    bounds = [program("plan", *words, "--device", device)[1].splitlines()[-1] for device in ("emulated", "emulated*4")]
-    assert bounds[0] == bounds[1] and "compute" in bounds[0]
+    words = ("--batch-size", 4, "--replicas", 4, "--gflops", 1, "--update", "device")
+    one, four = (json.loads(program("plan", *words, "--json", "--device", device)[1]) for device in ("emulated", "emulated*4"))
+    assert four["devices"] == 4 and four["flops"] / 1e9 <= four["step_s"] < one["step_s"] < 2 * four["step_s"]
+
+
+def test_a_plan_for_another_machine_fills_in_its_devices_and_memory_and_gives_a_verdict(program: Program) -> None:
+    status, out, err = program("plan", "--machine", "h100", "--precision", "bf16")
+    assert (status, err) == (0, "")
+    verdict, machine, *rows = out.splitlines()
+    assert re.fullmatch(r"verdict +fits: about \S+ m?s a step, [\d,]+ tokens/s, \S+ \w+ for 2,000 steps", verdict)
+    assert machine.endswith("NVIDIA H100 SXM 80 GB, one GPU")
+    assert any(row.endswith("products at 791 TFLOP/s, the link at 50 GB/s each way") for row in rows)
+    words = ("--batch-size", 8, "--replicas", 4, "--seq-len", 16)
+    found = json.loads(program("plan", "--machine", "a100-node", "--json", *words)[1])
+    assert (found["device"], found["devices"], found["device_bytes"]) == ("cuda:0-3", 4, int(79.25 * 2**30))
+    assert found["fits"] is True and found["tokens_per_s"] * found["step_s"] == pytest.approx(8 * 16)
+    assert found["all_steps_s"] == 2000 * found["step_s"] and found["bound"] == next(iter(found["busy"]))
+
+
+def small_machine(path: Path, *, ram: str, disk: str) -> Path:
+    """Write a machine of two cores with little memory."""
+    path.write_text(f"""
+        title = "a small machine"
+        devices = {{kind = "cpu", count = 2, memory_per_s = "20GB", operation_s = 1e-6, flops_per_s = {{fp32 = 1e11}}}}
+        ram = {{memory = "{ram}", updated_per_s = "20GB", copied_per_s = "10GB"}}
+        {f'disk = {{memory = "{disk}", per_s = "1GB"}}' if disk else ""}
+    """)
+    return path
+
+
+def test_a_plan_takes_the_disk_of_a_machine_whose_ram_is_too_small(program: Program, tmp_path: Path) -> None:
+    path = small_machine(tmp_path / "machine.toml", ram="6MiB", disk="1GiB")
+    status, out, err = program("plan", "--machine", path)
+    assert (status, err) == (0, "")
+    assert re.match(r"verdict +fits, with [\d.]+ MiB on the disk \(--spill\): about", out)
+    assert re.search(r"read from the spill folder a step +[\d.]+ MiB", out)
+    assert re.match(r"verdict +fits: ", program("plan", "--machine", small_machine(path, ram="1GiB", disk=""))[1])
+
+
+def test_a_plan_says_by_how_much_a_step_does_not_fit(program: Program, tmp_path: Path) -> None:
+    path = small_machine(tmp_path / "machine.toml", ram="6MiB", disk="1MiB")
+    status, out, err = program("plan", "--machine", path)
+    assert (status, err) == (1, "")
+    assert re.match(r"verdict +does not fit: tiles need [\d.]+ MiB of disk, [\d.]+ MiB more than there is\n", out)
+    status, out, err = program("plan", "--machine", small_machine(path, ram="6MiB", disk=""))
+    assert (status, out) == (2, "") and err.count("\n") == 1 and "--host-memory" in err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--machine", "h300"), "--machine 'h300' is neither a file nor one of a100-40gb"),
+    (("--machine", "h100", "--device", "cpu"), "--device cpu is not on NVIDIA H100 SXM 80 GB, one GPU, which has cuda:0"),
+    (("--machine", "h100", "--device-memory", "1TiB"), "--device-memory of 1.00 TiB is above the 78.50 GiB"),
+    (("--machine", "laptop", "--host-memory", "1TiB"), "--host-memory of 1.00 TiB is above the 13.41 GiB"),
+    (("--machine", "laptop", "--precision", "bf16"), "precision"),
+])  # fmt: skip
+def test_a_plan_for_another_machine_refuses_what_it_does_not_have(program: Program, words: tuple[Any, ...], said: str) -> None:
+    status, out, err = program("plan", *words)
+    assert (status, out) == (2, "") and err.count("\n") == 1 and said in err
 
 
 def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

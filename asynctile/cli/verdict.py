@@ -1,0 +1,96 @@
+"""The verdict of `asynctile plan`: whether a step fits on a machine, and how long it takes there.
+
+Covers `Verdict`, and `placed_on`, the ways in which a run would be placed on a machine that need not be here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from asynctile.cli.options import Options
+from asynctile.layers.plan import Plan
+from asynctile.measure.hardware import CORES, Hardware
+from asynctile.storage.sizes import format_size
+
+__all__ = ["Verdict", "placed_on"]
+
+#: The folder that a plan names when it takes the disk of a machine.
+_FOLDER = "DIR"
+
+
+def placed_on(options: Options, hardware: Hardware) -> Iterator[Options]:
+    """Yield the options with the devices and memory of a machine, first without its disk, then with it.
+
+    Only what was not typed is filled in. ValueError for an option that the machine cannot meet.
+    """
+    device = options.device
+    if device == "auto":
+        device = hardware.first(options.replicas)
+    if device.partition(":")[0] != hardware.kind:
+        raise ValueError(f"--device {options.device} is not on {hardware.title}, which has {hardware.device}; leave it out")
+    memory = None if hardware.kind == CORES else _within("--device-memory", options.device_memory, hardware.memory)
+    host = _within("--host-memory", options.host_memory, hardware.ram)
+    on_cores = hardware.kind == CORES
+    placed = replace(options, device=device, device_memory=memory,
+                     host_memory=host if on_cores or options.spill else options.host_memory)  # fmt: skip
+    yield placed
+    if options.spill is None and hardware.disk:
+        yield replace(placed, host_memory=host, spill=_FOLDER)
+
+
+def _within(flag: str, asked: int | None, most: int | None) -> int | None:
+    """Return what was asked for, or all there is."""
+    if asked is not None and most is not None and asked > most:
+        raise ValueError(f"{flag} of {format_size(asked)} is above the {format_size(most)} that the machine has "
+                         "for tiles; choose less, or leave it out")
+    return most if asked is None else asked
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a plan comes to. hardware: the machine, None for this one. steps: of the run. spill: whether it takes the disk."""
+
+    plan: Plan
+    hardware: Hardware | None
+    steps: int
+    spill: bool
+
+    @property
+    def missing(self) -> str:
+        """What the machine has too little of, and by how much; empty if the step fits."""
+        if self.hardware is None:
+            return ""
+        needs = [("RAM", self.plan.host_bytes, self.hardware.ram)]
+        if self.plan.spill_bytes:
+            needs.append(("disk", self.plan.spill_bytes, self.hardware.disk))
+        return "; ".join(f"tiles need {format_size(nbytes)} of {what}, {format_size(nbytes - most)} more than there is"
+                         for what, nbytes, most in needs if nbytes > most)  # fmt: skip
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the verdict as (name, value) rows."""
+        where = [] if self.hardware is None else [("machine", self.hardware.title)]
+        if missing := self.missing:
+            return [("verdict", f"does not fit: {missing}"), *where]
+        spill = f", with {format_size(self.plan.spill_bytes)} on the disk (--spill)" if self.spill else ""
+        return [
+            ("verdict", f"fits{spill}: about {_lasting(self.plan.step_s)} a step, {self.plan.tokens_per_s:,.0f} tokens/s, "
+                        f"{_lasting(self.steps * self.plan.step_s)} for {self.steps:,} steps"),
+            *where,
+        ]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the verdict and the plan for other programs; times in seconds, memory in bytes."""
+        machine = None if self.hardware is None else self.hardware.title
+        return {"fits": not self.missing, "missing": self.missing, "machine": machine, "spill": self.spill, "steps": self.steps,
+                "all_steps_s": self.steps * self.plan.step_s, **self.plan.as_dict()}  # fmt: skip
+
+
+def _lasting(seconds: float) -> str:
+    """Return a time in words, with two or three digits."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    for most, unit, each in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < most:
+            return f"{seconds / each:.3g} {unit}"
+    return f"{seconds / 86_400:,.1f} days"
