@@ -10,7 +10,6 @@ kernels on a device do not wait for a core.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,13 +25,10 @@ from numba.core import cgutils
 from asynctile.execute.workers import calls, native
 from asynctile.execute.workers.layout import Block, layout, native_of
 from asynctile.execute.workers.native import CLOCK_MONOTONIC
-from asynctile.kernels.cpu.jit import KERNELS, intrinsic
+from asynctile.kernels.cpu.jit import intrinsic
+from asynctile.measure.calls import Call, calls_s
 from asynctile.program.operation import Operation
 
-#: What decides how long a call takes: the kernel, the shape and type of each operand, and the arguments.
-Call = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[int | float | bool, ...]]
-#: Calls that are measured for each kind of call; the fastest counts.
-TRIES = 5
 _NANOSLEEP, _GETTID = "bench_nanosleep", "bench_gettid"
 _SLACK, _PR_SET_TIMERSLACK = 1, 29
 _INT = ir.IntType(64)
@@ -84,32 +80,9 @@ def sleep_exactly() -> None:
     _libc.prctl(_PR_SET_TIMERSLACK, _SLACK, 0, 0, 0)
 
 
-def call_of(operation: Operation) -> Call:
-    operands = tuple((tile.shape, np.dtype(tile.dtype).name) for tile in operation.operands)
-    return operation.kernel, operands, operation.params
-
-
 def measured(operations: Iterable[Operation]) -> dict[Call, float]:
-    """Return the seconds of each kind of call among the operations."""
-    different = {call_of(operation): operation for operation in operations}
-    return {call: _seconds(operation) for call, operation in different.items()}
-
-
-def _seconds(operation: Operation) -> float:
-    random, kernel = np.random.default_rng(1), KERNELS[operation.kernel]
-    arrays = [_array(random, tile.shape, tile.dtype) for tile in operation.operands]
-    args = (*arrays, *operation.params, *([] if operation.number is None else [np.zeros(1)]))
-    spent = []
-    for _ in range(TRIES):
-        began = time.thread_time()
-        kernel(*args)
-        spent.append(time.thread_time() - began)
-    return min(spent)
-
-
-def _array(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """Return small positive numbers; zeros where the type is no float, which are tokens."""
-    return random.random(shape).astype(dtype) if np.dtype(dtype).kind == "f" else np.zeros(shape, dtype)
+    """Return the seconds of each kind of call among the operations; the fastest try counts."""
+    return calls_s(operations, min)
 
 
 @contextmanager

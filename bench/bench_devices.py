@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 import threadpoolctl
-from asleep import Call, call_of, measured, sleep_exactly, sleeping
+from asleep import measured, sleep_exactly, sleeping
 from common import Table, arguments, batch, commit, in_turn, publish, steps, target
 from devices_model import BATCH, CAP, CONFIG, LINK_SHARE, PEERS, SHARE, TARGETS
 
@@ -42,6 +42,7 @@ from asynctile.execute.workers.tables import DOWNLOAD, PASS, UPLOAD
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
+from asynctile.measure.calls import Call, call_of
 from asynctile.measure.simulate import Traffic, simulate
 from asynctile.measure.virtual import Timeline, timeline
 from asynctile.program.operation import Operation

@@ -5,6 +5,7 @@ The machine need not exist here. Assumed rates are rough, and plan.py says so wh
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ class Machine:
     spill: whether there is a folder below RAM. measured: rates of the machine, such as `rates` of an engine; None: rough rates
     are assumed. gemm_rate: FLOP/s of matrix products on all cores together, which replaces that of the rates. Only estimates of
     time use it, passed_per_s (bytes a second from one device to another; None: as over the link) and verbs (as in EntryCosts).
-    own_cores: the cores that compute; None: those of this machine.
+    verbs is by tile edge. own_cores: the cores that compute; None: those of this machine.
     """
 
     device: str = "auto"
@@ -67,7 +68,7 @@ class Machine:
     measured: Rates | None = None
     gemm_rate: float | None = None
     passed_per_s: float | None = None
-    verbs: Mapping[str, float] = field(default_factory=dict)
+    verbs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     own_cores: int | None = None
 
     def __post_init__(self) -> None:
@@ -117,11 +118,12 @@ class Machine:
         found = assumed(self.device, self.precision) if self.measured is None else self.measured
         return found.limited(None if self.is_gpu else size(self.link_rate))
 
-    @property
-    def costs(self) -> EntryCosts:
-        """What the entries of a schedule cost there, for estimates of time."""
+    def costs(self, edge: int) -> EntryCosts:
+        """Return what the entries of a schedule over tiles of `edge` cost there, for estimates of time."""
+        nearest = min(self.verbs, key=lambda known: abs(math.log(known / edge)), default=None)
+        verbs = {} if nearest is None else self.verbs[nearest]
         return EntryCosts(rates=replace(self.rates, flops_per_s=self.flops_per_s), devices=self.devices,
-                     cores=0 if self.is_gpu else self.cores, passed_per_s=self.passed_per_s, verbs=self.verbs)  # fmt: skip
+                     cores=0 if self.is_gpu else self.cores, passed_per_s=self.passed_per_s, verbs=verbs)  # fmt: skip
 
     @property
     def host_nbytes(self) -> int | None:

@@ -170,7 +170,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         rates=machine.rates,
     )
     stage("estimating the time of a step")
-    timeline = machine.costs.timeline(traffic.schedule)
+    timeline = machine.costs(step.parameters.tiling.tile).timeline(traffic.schedule)
     return Plan(
         device=machine.device,
         devices=program.devices,

@@ -95,7 +95,8 @@ def build_parser(version: str) -> Parser:
     plan.add_argument("--json", action="store_true", help="print the plan as JSON for other programs, times in seconds and "
                       "memory in bytes")
     _add_stress(command("stress"))
-    command("info")
+    command("info").add_argument("--measure", action="store_true",
+        help="measure this machine's cores, RAM and disk, and print a file for `asynctile plan --machine`")
     parser.commands = commands.choices
     return parser
 

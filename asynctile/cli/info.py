@@ -1,6 +1,6 @@
 """`asynctile info`: devices, memory tiers and libraries, as this process finds them.
 
-Covers finding and printing them. bench/ measures speed.
+Covers finding and printing them. measured.py measures this machine, bench/ what asynctile makes of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import scipy.linalg  # noqa: F401  (loads the BLAS that the kernels call, so tha
 from threadpoolctl import threadpool_info
 
 from asynctile import __version__
+from asynctile.cli.measured import measured
 from asynctile.cli.rows import print_rows
+from asynctile.cli.terminal import say
 from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
@@ -39,7 +41,9 @@ _LIBRARIES = (
 
 def run(given: dict[str, Any]) -> int:
     """Print devices, tiers and libraries, and return the exit status."""
-    del given  # the command has no options
+    if given.get("measure"):
+        say(measured())
+        return 0
     print_rows([("asynctile", __version__), *_devices(), *_tiers(), *_blas(), ("loop", _loop()), *_libraries()])
     if core := os.environ.get("OPENBLAS_CORETYPE"):
         print(f"OPENBLAS_CORETYPE={core} overrides the core that OpenBLAS detects, which can halve its "

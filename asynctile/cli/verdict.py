@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 
 from asynctile.cli.options import Options
 from asynctile.layers.plan import Plan
-from asynctile.measure.hardware import CORES, Hardware
+from asynctile.measure.hardware import CORES, GPU, Hardware
 from asynctile.storage.sizes import format_size
 
 __all__ = ["Verdict", "placed_on"]
 
 #: The folder that a plan names when it takes the disk of a machine.
 _FOLDER = "DIR"
+#: How the names of devices begin, by the kind of a machine. Cores also emulate devices.
+_DEVICES = {GPU: ("cuda",), CORES: ("cpu", "emulated")}
 
 
 def placed_on(options: Options, hardware: Hardware) -> Iterator[Options]:
@@ -24,23 +26,20 @@ def placed_on(options: Options, hardware: Hardware) -> Iterator[Options]:
 
     Only what was not typed is filled in. ValueError for an option that the machine cannot meet.
     """
-    device = options.device
-    if device == "auto":
-        device = hardware.first(options.replicas)
-    if device.partition(":")[0] != hardware.kind:
-        raise ValueError(f"--device {options.device} is not on {hardware.title}, which has {hardware.device}; leave it out")
-    memory = None if hardware.kind == CORES else _within("--device-memory", options.device_memory, hardware.memory)
+    device = hardware.first(options.replicas) if options.device == "auto" else options.device
+    if not device.startswith(_DEVICES[hardware.kind]):
+        raise ValueError(f"--device {device} is not on {hardware.title}, which has {hardware.device}; leave it out")
+    memory = _within("--device-memory", options.device_memory, hardware.memory)
     host = _within("--host-memory", options.host_memory, hardware.ram)
-    on_cores = hardware.kind == CORES
     placed = replace(options, device=device, device_memory=memory,
-                     host_memory=host if on_cores or options.spill else options.host_memory)  # fmt: skip
+                     host_memory=host if device == "cpu" or options.spill else options.host_memory)  # fmt: skip
     yield placed
     if options.spill is None and hardware.disk:
         yield replace(placed, host_memory=host, spill=_FOLDER)
 
 
 def _within(flag: str, asked: int | None, most: int | None) -> int | None:
-    """Return what was asked for, or all there is."""
+    """Return what was asked for, or all there is; None if neither is known."""
     if asked is not None and most is not None and asked > most:
         raise ValueError(f"{flag} of {format_size(asked)} is above the {format_size(most)} that the machine has "
                          "for tiles; choose less, or leave it out")

@@ -48,7 +48,7 @@ class Hardware:
     kind: GPU, or CORES for cores that compute in RAM. count: of GPUs, or of cores. memory: of each GPU, that tiles may take;
     None on cores. flops_per_s: of matrix products by precision, on each GPU or on all cores together. up_per_s, down_per_s: of
     the link of each GPU. passed_per_s: between GPUs; None if they have no links. ram, disk: that tiles may take; disk is 0 if
-    there is none. verbs: own rates of kernels, as in EntryCosts. The others are as in Rates.
+    there is none. verbs: by tile edge, own rates of kernels, as in EntryCosts. The others are as in Rates.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Hardware:
     copied_per_s: float
     disk: int
     disk_per_s: float
-    verbs: Mapping[str, float] = field(default_factory=dict)
+    verbs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -141,7 +141,7 @@ def _hardware(found: Mapping[str, Any], name: str) -> Hardware:
         copied_per_s=copied_per_s,
         disk=number.size("disk", "memory", disk["memory"]) if disk else 0,
         disk_per_s=number.rate("disk", "per_s", disk["per_s"]) if disk else copied_per_s,
-        verbs={verb: number.positive("verbs", verb, rate) for verb, rate in tables.get("verbs", {}).items()},
+        verbs={number.edge(edge): number.verbs(edge, rates) for edge, rates in tables.get("verbs", {}).items()},
     )
 
 
@@ -202,6 +202,17 @@ class _Numbers:
     def rate(self, table: str, key: str, value: Any) -> float:
         """Bytes a second, written as a size."""
         return float(self.size(table, key, value))
+
+    def edge(self, key: str) -> int:
+        """The edge of tiles, which is a key."""
+        if not (key.isascii() and key.isdecimal() and 0 < int(key) <= MOST):
+            raise self._refuse("verbs", key, key, "the edge of tiles, such as 512")
+        return int(key)
+
+    def verbs(self, edge: str, found: Any) -> Mapping[str, float]:
+        if not isinstance(found, dict):
+            raise self._refuse("verbs", edge, found, "a table of rates by kernel")
+        return {verb: self.positive(f"verbs.{edge}", verb, rate) for verb, rate in found.items()}
 
     def flops(self, found: Any) -> Mapping[str, float]:
         if not isinstance(found, dict) or not found or not found.keys() <= set(_PRECISIONS):

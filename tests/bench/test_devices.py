@@ -16,6 +16,7 @@ from asynctile.kernels.cpu.jit import KERNELS, prepare
 from asynctile.layers import GPT2Config, carriers
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
+from asynctile.measure.calls import call_of
 from asynctile.measure.simulate import simulate
 from asynctile.measure.virtual import Resource
 from tests.layers.training import NARROW
@@ -52,7 +53,7 @@ def test_by_arithmetic_devices_work_beside_their_links(bench: Any, rate: float) 
     work = Work(batch_size=2, seq_len=17, replicas=2, tile=NARROW.tile, update="device", recompute=True)
     step = planned_step(NARROW.config, work, Machine(device=device, device_memory=cap))
     schedule = simulate(step.program, step.standing, device=device, device_memory=cap).schedule
-    seconds = {bench("asleep").call_of(operation): 1e-3 for operation in step.program.operations()}
+    seconds = {call_of(operation): 1e-3 for operation in step.program.operations()}
     played = bench("bench_devices").by_arithmetic(schedule, seconds, rate, 2 * rate)
     computed = [played.busy[device, Resource.COMPUTE] for device in (0, 1)]
     carried = max(played.busy[device, way] for device in (0, 1) for way in (Resource.UP, Resource.DOWN, Resource.PASSED))
@@ -70,7 +71,7 @@ def test_devices_wait_less_when_work_on_others_results_lags(bench: Any, monkeypa
     def seconds() -> float:
         step = planned_step(config, work, Machine(device=device, device_memory=cap))
         traffic = simulate(step.program, step.standing, device=device, device_memory=cap)
-        calls_s = {bench("asleep").call_of(operation): 1e-3 for operation in step.program.operations()}
+        calls_s = {call_of(operation): 1e-3 for operation in step.program.operations()}
         computed_s = 1e-3 * len(list(step.program.operations())) / 4
         rate = 1.7 * traffic.busiest_nbytes / computed_s
         return float(bench("bench_devices").by_arithmetic(traffic.schedule, calls_s, rate, 8 * rate).seconds)

@@ -28,7 +28,7 @@ copied_per_s = "12GB"
 [disk]
 memory = "1TB"
 per_s = "3GB"
-[verbs]
+[verbs.512]
 gelu = 5e11
 """
 
@@ -50,7 +50,7 @@ def test_a_file_gives_sizes_rates_and_verbs(written: Path) -> None:
     written.write_text(GOOD)
     found = hardware(str(written))
     assert (found.device, found.first(1), found.memory, found.ram) == ("cuda:0-1", "cuda:0", 8 << 30, int(SPARE * 100e9))
-    assert (found.passed_per_s, found.disk, dict(found.verbs)) == (1e11, 10**12, {"gelu": 5e11})
+    assert (found.passed_per_s, found.disk, found.verbs) == (1e11, 10**12, {512: {"gelu": 5e11}})
     rates = found.rates("bf16")
     assert (rates.flops_per_s, rates.up_per_s, rates.down_per_s, rates.disk_per_s) == (1e14, 2.5e10, 2e10, 3e9)
     with pytest.raises(ValueError, match=r"a machine has no rate of products in tf32; its file has fp32, bf16"):
@@ -72,7 +72,9 @@ def test_a_file_gives_sizes_rates_and_verbs(written: Path) -> None:
     ('up_per_s = "25GB"', 'up_per_s = "25GB"\nx = 1', "[link] 'x': unknown; expected down_per_s, up_per_s"),
     ("[peers]", "[fast]", "a table ['fast']"),
     ("[ram]", "[ram2]", "has no table [ram]"),
-    ("gelu = 5e11", 'gelu = "fast"', "[verbs] gelu: 'fast' is not a number"),
+    ("gelu = 5e11", 'gelu = "fast"', "[verbs.512] gelu: 'fast' is not a number"),
+    ("[verbs.512]", "[verbs]", "[verbs] gelu: 'gelu' is not the edge of tiles"),
+    ("[verbs.512]\ngelu", "[verbs]\n512", "[verbs] 512: '500000000000.0' is not a table of rates"),
     ('title = "a machine"', 'title = ""', "title: '' is not a line of text"),
     ('title = "a machine"', "", "title: missing"),
     ("[link]", "[link", "is not TOML"),
