@@ -5,8 +5,8 @@
 First this machine is measured as `asynctile info --measure` does it, without a step. Then steps of one model are played: in
 RAM; on `emulated` under caps of 10, 25 and 50% of the states, over links of three rates; in RAM over a file that is throttled
 to two rates; and on 1, 2 and 4 emulated devices. Settings take turns, each with --steps steps a round; the time of a setting is
-the median of its rounds. The clock gets the schedule that runs follow and the rates of the file. Target: within 10% of the measured
-time. With --draw, six more settings are drawn by the hash of that text, such as the name of the commit.
+the median of its rounds. The clock gets the schedule that runs follow and the rates of the file. Target: within 10% of the
+measured time. With --draw, six more settings are drawn by the hash of that text, such as the name of the commit.
 """
 
 from __future__ import annotations
