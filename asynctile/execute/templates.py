@@ -16,7 +16,6 @@ from asynctile.execute.graphs.graph_template import GraphTemplate
 from asynctile.execute.space import schedule_for, schedule_from
 from asynctile.execute.template import Kernels, Template
 from asynctile.execute.workers.calls import Calls
-from asynctile.execute.workers.native import player_supported
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
 from asynctile.schedule.schedule import Schedule
@@ -71,7 +70,7 @@ class Templates:
     def _has_player(self) -> bool:
         """Whether the device has workers or graphs at all."""
         device = self._tiers.device
-        return device.recorder is not None or (device.workers is not None and player_supported())
+        return device.recorder is not None or device.workers is not None
 
     def has(self, program: Program) -> bool:
         """Return whether the program is known under the present cut of the caps."""

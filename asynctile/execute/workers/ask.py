@@ -16,13 +16,22 @@ import numpy as np
 from numba import types
 
 from asynctile.execute.workers import native, places
-from asynctile.execute.workers.native import player_supported
 from asynctile.execute.workers.rest import acquire, call_one, count_stall
 from asynctile.kernels.cpu.jit import inline, loop
 
 RESET, RELEASE, ARRIVE, LEAVE, MEET, HOLD = range(6)
+_ARRAYS = types.int64[::1], types.float64[::1], types.int64[:, ::1], types.int64[::1]
 
 
+@inline()
+def _signal_all(posts: Any) -> None:
+    for device in range(posts.shape[0]):
+        posts[device, places.WOKEN] = posts[device, places.PARKED]
+        for _ in range(posts[device, places.PARKED]):
+            native.signal(posts[device, places.CONDITION_AT])
+
+
+@loop((*_ARRAYS, types.int64, types.int64), nogil=False)
 def ask(control: Any, times: Any, posts: Any, arrivals: Any, what: int, value: int) -> bool:
     """Make one request; return False only for a RESET while some entry is not over.
 
@@ -59,16 +68,3 @@ def ask(control: Any, times: Any, posts: Any, arrivals: Any, what: int, value: i
     if sleeper >= 0:
         native.signal(posts[sleeper, places.CONDITION_AT])
     return is_well
-
-
-@inline()
-def _signal_all(posts: Any) -> None:
-    for device in range(posts.shape[0]):
-        posts[device, places.WOKEN] = posts[device, places.PARKED]
-        for _ in range(posts[device, places.PARKED]):
-            native.signal(posts[device, places.CONDITION_AT])
-
-
-if player_supported():
-    _ARRAYS = types.int64[::1], types.float64[::1], types.int64[:, ::1], types.int64[::1]
-    ask = loop((*_ARRAYS, types.int64, types.int64), nogil=False)(ask)

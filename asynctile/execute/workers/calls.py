@@ -5,6 +5,7 @@ tables.py says what is in the tables, layout.py how a call is laid out in them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Calls(Template):
         words = self._tables.words.copy()
         words[self._spots] = addresses[self._places_there]
         words[self._number_spots] = numbers.ctypes.data + numbers.itemsize * np.asarray(self._numbers_there, np.int64)
-        return self._tables.bound(words, (views, numbers))
+        return replace(self._tables, words=words, keep=(views, numbers))
 
     def _made(self) -> Tables:
         entries = self.schedule.entries

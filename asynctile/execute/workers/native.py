@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import sys
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -34,19 +33,13 @@ _INT, _INT32, _REAL, _NOTHING = ir.IntType(64), ir.IntType(32), ir.DoubleType(),
 _TIMESPEC = ir.LiteralStructType([_INT, _INT])
 
 
-def player_supported() -> bool:
-    """Return whether compiled workers can call kernels here: the calling conventions that `call` needs are known to hold."""
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32
-
-
 def _symbol(name: str) -> str:
     return f"asynctile_{name}"
 
 
-if player_supported():
-    _library = ctypes.CDLL(None)
-    for _name in _CALLED:
-        llvm.add_symbol(_symbol(_name), ctypes.cast(getattr(_library, _name), ctypes.c_void_p).value)
+_library = ctypes.CDLL(None)
+for _name in _CALLED:
+    llvm.add_symbol(_symbol(_name), ctypes.cast(getattr(_library, _name), ctypes.c_void_p).value)
 
 
 def _call_symbol(builder: Any, name: str, args: Any) -> Any:
@@ -178,8 +171,8 @@ def call(typing: Any, function: Any, scratch: Any, words: Any, width: Any, reals
     doubles in order. The callee does not look at surplus arguments, and the caller removes them. The kernel runs the
     same machine code that Python calls, without a trampoline.
 
-    Limits: at most REALS doubles; no float32, complex number or tuple by value. On Windows, and on Apple's AArch64,
-    which packs the stack, this does not hold; see `player_supported`. Words 0 and 1 are not read: result and exception
+    Limits: at most REALS doubles; no float32, complex number or tuple by value. It holds on
+    Linux on x86-64 and AArch64, for which there is Numba. Words 0 and 1 are not read: result and exception
     go to `scratch`. Nobody releases the constant record of an exception, but kernels raise none.
     """
     if not isinstance(width, types.IntegerLiteral):

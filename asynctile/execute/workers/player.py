@@ -20,7 +20,6 @@ import numpy as np
 
 from asynctile.errors import DeviceError
 from asynctile.execute.workers.crew import Crew, drop
-from asynctile.execute.workers.native import player_supported
 from asynctile.execute.workers.places import FAILED, OK, OUT, PENDING, RUNNING, SINCE, STALL
 from asynctile.execute.workers.state import PlayState
 from asynctile.execute.workers.tables import OPERATION, Tables
@@ -41,8 +40,6 @@ class Player:
     name = "player"
 
     def __init__(self, threads: int, link_rate: float | None, peer_rate: float | None, devices: int = 1) -> None:
-        if not player_supported():
-            raise DeviceError("schedules cannot be played on this machine, only on Linux on x86-64 or AArch64; use coroutines")
         self.threads, self.devices = threads, devices
         self.on_transfer: Callable[..., Any] | None = None
         self._rates = float(link_rate or 0), float(peer_rate or 0)
@@ -66,12 +63,7 @@ class Player:
         return bool(self._crew.threads) or self._crew.hire(self.threads * self.devices)
 
     def attach(self, tables: Tables) -> None:
-        """Make the workers serve these tables, and keep their arrays alive. DeviceError if there are no workers.
-
-        ValueError if the tables name a device that has no workers here.
-        """
-        if tables.device_count > self.devices:
-            raise ValueError(f"a schedule for {tables.device_count} devices was given to a player for {self.devices}")
+        """Make the workers serve these tables, and keep their arrays alive. DeviceError if there are no workers."""
         if self._crew.closing or not self.hire():
             raise DeviceError("the player has no workers: the engine was closed meanwhile, or the system refused its threads")
         self._let_go()

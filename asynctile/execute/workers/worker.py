@@ -19,7 +19,7 @@ from numba import carray, types
 
 from asynctile.execute.workers import native, places
 from asynctile.execute.workers.heap import pop, push
-from asynctile.execute.workers.native import CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, player_supported
+from asynctile.execute.workers.native import CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE
 from asynctile.execute.workers.rest import acquire, call, call_one, count_moves, count_stall, has_no_watch, look, signal, sleep
 from asynctile.execute.workers.tables import OPERATION, PASS, TRANSFER, UPLOAD
 from asynctile.kernels.cpu.jit import inline, loop
@@ -257,6 +257,7 @@ def _run(frame: Any) -> Any:
     )  # fmt: skip
 
 
+@loop((types.int64[::1], types.int64))
 def work(frame: Any, me: int) -> None:
     """Serve the tables of a PlayState as its worker number `me`, until told to quit."""
     graph, run = _graph(frame), _run(frame)
@@ -303,7 +304,3 @@ def work(frame: Any, me: int) -> None:
             control[places.IDLE] -= 1
     lane[places.RUNNING] = -1
     native.unlock(control[places.MUTEX_AT])
-
-
-if player_supported():
-    work = loop((types.int64[::1], types.int64))(work)

@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit, types
 
 from asynctile.execute.workers.layout import layout
-from asynctile.execute.workers.native import look
-from asynctile.execute.workers.tables import OPERATION, TRANSFER, Tables, room
+from asynctile.execute.workers.native import WIDTHS, look
+from asynctile.execute.workers.tables import OPERATION, TRANSFER, Tables
 
 WORDS = types.int64[::1]
 SIGNATURE = types.void(WORDS, WORDS, WORDS, types.int64)
@@ -49,6 +49,11 @@ def hold(marks, before, missing, entry):
     """Run until some other thread has set the entry's mark."""
     while look(marks[entry:].ctypes.data) == 0:
         pass
+
+
+def room(count):
+    """Return how many words a call with `count` words reads."""
+    return next(width for width in WIDTHS if count <= width)
 
 
 def compiled(kernel):

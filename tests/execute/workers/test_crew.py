@@ -12,13 +12,11 @@ import pytest
 
 from asynctile import BudgetError, DeviceError
 from asynctile.cli.stress.refusals import Refusals
-from asynctile.execute.workers.player import Player, player_supported
+from asynctile.execute.workers.player import Player
 from asynctile.execute.workers.tables import OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
 from tests.execute.workers.schedules import Marked, hold, play
 from tests.settle import HANG_S, turns, until
-
-pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
 
 #: Ends with players that nobody closed: one at rest, one that waits for a transfer and a copy, one that runs a kernel. With an
 #: argument it also does so in a forked child, and closes one player there.

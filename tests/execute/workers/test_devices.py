@@ -8,12 +8,9 @@ import pytest
 from numba import njit
 
 from asynctile.execute.workers.places import FAILED, OK, PARKED, POISONED, STALL
-from asynctile.execute.workers.player import player_supported
 from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, TRANSFER, UPLOAD
 from tests.execute.workers.schedules import Marked, fail, hold, number, play
 from tests.settle import until
-
-pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
 
 #: Bytes a second: a copy of 8 bytes takes 1 ms.
 RATE = 8e3
@@ -173,10 +170,3 @@ async def test_stalled_seconds_are_averaged_over_the_workers_of_all_devices(play
     await play(player, Marked([UPLOAD], devices=[2]).tables)
     player.state.times[STALL] = 12.0
     assert player.stall_s == 2.0
-
-
-async def test_a_schedule_for_more_devices_than_the_player_serves_is_refused(players):
-    player = players(devices=2)
-    with pytest.raises(ValueError, match="a schedule for 3 devices was given to a player for 2"):
-        player.attach(Marked([OPERATION, OPERATION], devices=[0, 2]).tables)
-    assert player.tables is None

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 from asynctile.execute.workers.places import ASKED, FREE, LINK, OPENED, PARKED
-from asynctile.execute.workers.player import player_supported
 from asynctile.execute.workers.tables import ANY_DEVICE, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
 from tests.execute.workers.schedules import Marked, hold, play
 from tests.settle import HANG_S, until
-
-pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
 
 
 async def asleep(player):

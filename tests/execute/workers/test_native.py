@@ -6,15 +6,13 @@ from numba import njit, typeof
 
 from asynctile.execute.workers import native
 from asynctile.execute.workers.layout import layout
-from asynctile.execute.workers.tables import room
 from asynctile.kernels.cpu import KERNELS, warm
 from asynctile.kernels.cpu.jit import SIGNATURES
-from tests.execute.workers.schedules import compiled, fail, mark, overdraw
+from tests.execute.workers.schedules import compiled, fail, mark, overdraw, room
 from tests.kernels.cpu.test_bits import operands
 from tests.kernels.cuda.test_orders import calls
 from tests.kernels.reference import random
 
-pytestmark = pytest.mark.skipif(not native.player_supported(), reason="kernels are not called by address on this machine")
 ATTENTION = ("attention", "attention_delta", "attention_backward", "attention_backward_whole")
 
 

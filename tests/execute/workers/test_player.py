@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 
 from asynctile.errors import DeviceError
 from asynctile.execute.workers.places import FAILED, FREE_AT, OK, PENDING, POISONED, QUEUES
-from asynctile.execute.workers.player import player_supported
 from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, TRANSFER, UPLOAD
 from tests.execute.workers.schedules import Marked, fail, number, overdraw, play
 from tests.settle import turns, until
-
-pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
-
 
 #: Bytes a second: a copy of 8 bytes takes 0.1 ms.
 RATE = 80e3

@@ -136,7 +136,7 @@ def test_all_kernels_and_imported_loops_are_made_ready(monkeypatch):
     monkeypatch.setattr(cpu, "is_ready", lambda name: True)
     monkeypatch.setattr(cpu, "prepare", ready.append)
     assert cpu.warm()
-    assert ready == [*cpu.KERNELS, *LOOPS] and (not worker.player_supported() or f"{worker.__name__}.work" in ready)
+    assert ready == [*cpu.KERNELS, *LOOPS] and f"{worker.__name__}.work" in ready
 
 
 def test_without_a_writable_cache_this_process_compiles(monkeypatch):
