@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
-from asynctile.program.program import Mark, Program
+from asynctile.program.operation import HOST, READ, UPDATE, WRITE
+from asynctile.program.program import Mark
 from asynctile.schedule.below import below
 from asynctile.schedule.decide import plan_top
 from asynctile.schedule.packing import Act, Packing
@@ -22,7 +20,6 @@ from tests.schedule.made import program_by, used
 from tests.schedule.paces import OVER_FILE, OVER_LINK
 from tests.schedule.packings import alone
 from tests.schedule.spaces import SIZES, space_by
-from tests.schedule.test_decide import pages, step, three_tiers
 
 #: A use of RAM: what happens, and to which tile, by its access.
 Told = tuple[str, Tile, str]
@@ -140,47 +137,3 @@ def test_bytes_are_needed_again_at_their_next_read_in_ram(seed: int) -> None:
             ]
             at, how = later[0] if later else (NEVER, WRITE)
             assert use.again == (NEVER if how == WRITE else at)
-
-
-def of(program: Program, top: int | None) -> tuple[list[list[str]], list[list[Tile]]]:
-    """Return, for `top` pages above, how RAM is used, and which tiles die at each use."""
-    packing = plan_top(program, three_tiers(top, 1))
-    assert packing is not None
-    uses = uses_below(packing)
-    return [[way for way, *_ in entry] for entry in told(packing)], uses.dying()
-
-
-def test_a_tile_uploaded_to_be_changed_is_dead_in_ram_until_it_is_downloaded() -> None:
-    a, b = pages("a"), pages("b")
-    ways, dying = of(step((DEVICE, {a: UPDATE}), (DEVICE, {b: READ})), 1)
-    assert sorted(way for (way,) in ways) == ["changed", "down", "up", "up"]
-    for (way,), dead in zip(ways, dying, strict=True):
-        assert dead == ([] if way == "down" else [a] if way == "changed" else dead)
-    assert sum(dead == [a] for dead in dying) == 2
-
-
-def test_a_tile_that_is_only_read_stays_in_ram() -> None:
-    a, b = pages("a"), pages("b")
-    ways, dying = of(step((DEVICE, {a: READ}), (DEVICE, {b: READ})), 1)
-    assert ways == [["up"], ["up"]] and dying == [[], []]
-
-
-def test_an_unchanged_tile_that_is_overwritten_later_stays_in_ram_until_then() -> None:
-    a, b = pages("a"), pages("b")
-    ways, dying = of(step((DEVICE, {a: READ}), (DEVICE, {b: READ}), (DEVICE, {a: WRITE})), 1)
-    made = ways.index(["made"])
-    assert [a in dead for dead in dying] == [index == made for index in range(len(ways))]
-
-
-def test_without_moves_the_only_use_of_ram_is_that_a_tile_is_changed() -> None:
-    a, b = pages("a"), pages("b")
-    assert of(step((DEVICE, {a: UPDATE, b: READ})), None) == ([], [])
-
-
-@pytest.mark.parametrize("how", [READ, UPDATE])
-def test_the_host_computes_in_ram(how: str) -> None:
-    program = Program("by hand")
-    given, stays = program.input("x", (PAGE,), np.uint8), pages("a")
-    program.add(Operation("none", (given, stays), READ + how, device=HOST))
-    ways, dying = of(program.finish(), 2)
-    assert ways == [["here", "here"]] and dying == [[given]]

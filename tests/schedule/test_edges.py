@@ -61,27 +61,3 @@ def test_a_reader_waits_for_writers_and_a_writer_for_readers_or_else_for_the_wri
         if how != "read":
             writer = NOBODY if how == "given" else entry
             assert users.write(begin, end, writer) == naive.write(begin, end, writer)
-
-
-def test_nobody_waits_for_bytes_that_were_there_before() -> None:
-    users = Told()
-    assert users.read(0, 8, 0) == set()
-    assert users.write(4, 12, 1) == {0}
-    assert users.write(8, 16, 2) == {1}
-    assert users.read(0, 16, 3) == {1, 2}
-
-
-def test_adjacent_bytes_are_independent() -> None:
-    users = Told()
-    users.write(0, 8, 0)
-    assert users.write(8, 16, 1) == users.read(16, 24, 2) == set()
-    assert users.read(7, 9, 3) == {0, 1}
-
-
-def test_a_reader_of_a_part_is_waited_for_by_a_writer_of_that_part_alone() -> None:
-    users = Told()
-    users.write(0, 8, 0)
-    users.read(2, 4, 1)
-    assert users.write(4, 6, 2) == {0}
-    assert users.write(0, 8, 3) == {0, 1, 2}
-    assert users.write(0, 8, 4) == {3}

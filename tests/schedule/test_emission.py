@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
+from asynctile.program.operation import DEVICE, READ, UPDATE
 from asynctile.program.program import Program
 from asynctile.schedule.emission import emit
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
-from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Place, Schedule, Standing
+from asynctile.schedule.schedule import RAM, TOP, Schedule, Standing
 from asynctile.storage.errors import AsynctileError
-from asynctile.storage.residency import CLEAN, DIRTY, STORED
+from asynctile.storage.residency import DIRTY, STORED
 from asynctile.storage.tile import Tile
 from tests.schedule.packings import alone
 from tests.schedule.test_decide import step
@@ -54,11 +54,6 @@ def over_ram(packing: Packing) -> Schedule:
     return emit(packing.program, lambda: Levels((on_device(),), ram, None), [alone(packing)], None)
 
 
-def over_disk(packing: Packing) -> Schedule:
-    disk = Level(DISK, SIZE, spread={}, is_packed=False)
-    return emit(packing.program, lambda: Levels((on_device(),), None, disk), [alone(packing)], None)
-
-
 def told(schedule: Schedule) -> list[tuple[str, list[tuple[int, int]], list[int], list[int]]]:
     """Return the kind of each entry, its places, the entries it waits for, and those it comes after."""
     return [
@@ -84,16 +79,6 @@ def test_a_changed_tile_is_written_back_and_an_unchanged_one_is_only_evicted() -
     assert [one.state for one in found.start] == [STORED, STORED, DIRTY, DIRTY]
 
 
-def test_without_a_link_tiles_move_to_and_from_the_file() -> None:
-    a = tile("a")
-    found = over_disk(packing(step((DEVICE, {a: UPDATE})), {0: [(LOAD, a, 64)], 1: [(LEAVE, a, 64)]}))
-    assert told(found) == [
-        ("transfer", [(TOP, 64), (DISK, 0)], [], []),
-        ("operation", [(TOP, 64)], [0], []),
-        ("transfer", [(DISK, 0), (TOP, 64)], [1], [0]),
-    ]
-
-
 def test_only_a_packed_tier_copies_tiles_within_itself() -> None:
     a = tile("a")
     made = packing(step((DEVICE, {a: UPDATE})), {0: [(COPY, a, 64)], 1: [(COPY, a, 0)]}, start={a: 0}, changed=[a])
@@ -105,77 +90,6 @@ def test_only_a_packed_tier_copies_tiles_within_itself() -> None:
     slots, ram = (Level(number, SIZE, spread={}, is_packed=False) for number in (TOP, RAM))
     found = emit(made.program, lambda: Levels((slots,), ram, None), [alone(made)], None)
     assert told(found) == [("operation", [(TOP, 0)], [], [])]
-
-
-def test_an_operation_of_the_host_waits_for_downloads_and_changes_ram() -> None:
-    a = tile("a")
-    program = step((DEVICE, {a: UPDATE}), (HOST, {a: UPDATE}), (DEVICE, {a: READ}))
-    moves = {0: [(LOAD, a, 0)], 1: [(LEAVE, a, 0)], 2: [(LOAD, a, 64)], 3: [(LEAVE, a, 64)]}
-    found = over_ram(packing(program, moves))
-    assert told(found) == [
-        ("upload", [(TOP, 0), (RAM, 0)], [], []),
-        ("operation", [(TOP, 0)], [0], []),
-        ("download", [(RAM, 0), (TOP, 0)], [1], [0]),
-        ("operation", [(RAM, 0)], [2], []),
-        ("upload", [(TOP, 64), (RAM, 0)], [3], []),
-        ("operation", [(TOP, 64)], [4], []),
-    ]
-    end = standing(found.end, a, TOP)
-    assert (end.state, end.place, end.saved) == (STORED, None, 3)
-
-
-def test_a_temporary_leaves_its_bytes_to_the_next_tile() -> None:
-    program = Program("by hand")
-    first, second = program.tile("t", (SIZE,), np.uint8), program.tile("u", (SIZE,), np.uint8)
-    step((DEVICE, {first: WRITE}), (DEVICE, {first: READ}), (DEVICE, {second: WRITE}), program=program)
-    found = over_ram(packing(program, {}, births={0: {first: 0}, 2: {second: 0}}))
-    assert [entry[2:] for entry in told(found)] == [([], []), ([0], []), ([], [1])]
-    assert found.start == found.end == ()
-
-
-def test_results_are_numbered_and_no_entry_waits_for_them() -> None:
-    program, a = Program("by hand"), tile("a")
-    program.fetch(a, "y", ())
-    program.fetch(a, "y", ())
-    found = over_ram(packing(program.finish(), {}, start={a: 0}))
-    assert [(entry.kind, entry.places[0]) for entry in found.entries] == [
-        (Kind.FETCH, Place(RESULT, SIZE, n)) for n in range(2)
-    ]
-    assert [entry[2:] for entry in told(found)] == [([], [])] * 2
-
-
-def test_at_a_mark_the_host_finds_inputs_in_ram_and_the_device_has_no_copy() -> None:
-    program = Program("by hand")
-    given = program.input("x", (SIZE,), np.uint8)
-    program.add(Operation("none", (given,), READ))
-    program.mark("m", [given])
-    program.add(Operation("none", (given,), READ))
-    found = over_ram(packing(program.finish(), {0: [(LOAD, given, 0)], 2: [(LOAD, given, 0)], 3: [(LEAVE, given, 0)]}))
-    assert found.stretches == (0, 2) and found.marks == {"m": 1}
-    assert [entry.stretch for entry in found.entries] == [0, 0, 1, 1]
-    above, here = (standing(found.at["m"], given, tier) for tier in (TOP, RAM))
-    assert (above.state, above.place) == (STORED, None)
-    assert (here.state, here.place, here.written) == (DIRTY, Place(RAM, SIZE, 0), NOBODY)
-    assert found.entries[2].waits == ()  # the host wrote it, when everything before was over
-
-
-def test_a_mark_names_the_writer_of_each_tile_there() -> None:
-    program, a = Program("by hand"), tile("a")
-    program.add(Operation("none", (a,), UPDATE))
-    program.mark("m")
-    program.add(Operation("none", (a,), UPDATE))
-    found = over_ram(packing(program.finish(), {0: [(LOAD, a, 0)], 3: [(LEAVE, a, 0)]}))
-    above = standing(found.at["m"], a, TOP)
-    assert (above.state, above.place, above.written, above.saved) == (DIRTY, Place(TOP, SIZE, 0), 1, NOBODY)
-    assert standing(found.end, a, TOP).saved == 3 == standing(found.end, a, RAM).written
-
-
-def test_a_resident_tile_that_was_changed_is_dirty_when_the_step_begins() -> None:
-    a, b = tile("a"), tile("b")
-    program = step((DEVICE, {a: UPDATE, b: READ}))
-    found = over_ram(packing(program, {}, start={a: 0, b: 64}, changed=[a]))
-    assert [standing(found.start, one, TOP).state for one in (a, b)] == [DIRTY, CLEAN]
-    assert [standing(found.end, one, TOP).state for one in (a, b)] == [DIRTY, CLEAN]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from asynctile.schedule.level import Level
-from asynctile.schedule.schedule import DISK, NOBODY, RAM, TOP, Place
-from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
+from asynctile.schedule.schedule import RAM, TOP, Place
+from asynctile.storage.residency import STORED
 from asynctile.storage.tile import Tile
 
 
@@ -74,46 +72,3 @@ def test_the_peak_is_the_most_bytes_in_use_at_once() -> None:
     level.leave(a, STORED)
     level.put(tile("c"), 64)
     assert level.peak_nbytes == 192
-
-
-def test_standings_name_each_tile_its_place_and_its_writer() -> None:
-    level, here, below, dead, never = slots(), tile("a"), tile("b"), temporary("c"), tile("d")
-    place = level.put(here)
-    level.states[here], level.written[here], level.saved[here] = CLEAN, 4, 2
-    level.put(below)
-    level.states[below], level.written[below], level.saved[below] = DIRTY, 5, 6
-    level.leave(below, STORED)
-    level.put(dead)
-    level.states[dead] = DIRTY
-    level.leave(dead, None)
-    found = {
-        one.tile: (one.tier, one.state, one.place, one.written, one.saved) for one in level.stand([here, below, dead, never])
-    }
-    assert found == {here: (RAM, CLEAN, place, 4, 2), below: (RAM, STORED, None, NOBODY, 6)}
-
-
-def test_a_dead_tile_has_saved_nothing() -> None:
-    level, scratch = slots(), temporary("a")
-    level.saved[scratch] = 3
-    level.leave(scratch, None)
-    level.states[scratch] = ABSENT
-    assert [one.saved for one in level.stand([scratch])] == [NOBODY]
-
-
-def told(touch: Callable[[Place, int, set[int]], None], place: Place, entry: int = 0) -> set[int]:
-    """Return the entries that an entry which reads or writes there must wait for."""
-    found: set[int] = set()
-    touch(place, entry, found)
-    return found
-
-
-def test_slots_of_two_sizes_are_two_memories_and_a_packed_level_is_one() -> None:
-    level = Level(DISK, 64, spread={}, is_packed=False)
-    small, large = Place(DISK, 64, 1), Place(DISK, 128, 0)
-    assert told(level.write, small) == set()
-    assert told(level.read, large, 1) == set() and told(level.read, small, 2) == {0}
-    assert told(level.write, Place(DISK, 64, 0), 3) == set() and told(level.write, small, 4) == {2}
-    one = packed()
-    assert told(one.write, Place(TOP, 64, 64)) == set()
-    assert told(one.read, Place(TOP, 128, 0), 1) == {0}
-    assert told(one.write, Place(TOP, 64, 0), 2) == {1} and told(one.write, Place(TOP, 64, 128), 3) == set()

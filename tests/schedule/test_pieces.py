@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
-from asynctile.schedule.pieces import NO_PIECE, PARTS, Piece, Pieces, cut, is_aside
+from asynctile.schedule.pieces import PARTS, Pieces, cut, is_aside
 from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled, tier_of
 from asynctile.storage.tile import Tile
 from tests.schedule.paces import GPU
@@ -255,37 +255,6 @@ def test_with_enough_room_in_ram_no_piece_waits_for_host_work_after_the_piece_be
 
 def test_with_one_place_in_ram_each_piece_waits_for_the_update_before_it() -> None:
     assert [piece.after for piece in cut(updates(5, 1), GPU).pieces] == [(), (2,), (5,), (8,), (11,)]
-
-
-def test_a_step_without_asides_is_one_piece_for_each_stretch() -> None:
-    pieces = cut(schedule_of("ouodocf", {2: (1,)}, stretches=(0, 3, 3)), GPU)
-    assert pieces.pieces == (Piece(0, 3, 0, (0, 1, 2), ()), Piece(3, 7, 2, (3, 4, 5, 6), ()))
-    assert [*pieces.of(0)] == [0] and not pieces.of(1) and [*pieces.of(2)] == [1]
-
-
-def test_an_upload_after_an_update_in_ram_is_in_a_later_piece_than_its_download() -> None:
-    #     0 kernel, 1 its gradient comes down, 2 updated in RAM, 3 a kernel beside, 4 the weight goes up
-    pieces = cut(schedule_of("odhou", {1: (0,), 2: (1,), 4: (2,)}), GPU)
-    assert [piece.nodes for piece in pieces.pieces] == [(0, 1, 3), (4,)]
-    assert [piece.after for piece in pieces.pieces] == [(), (2,)]
-    assert [(aside.entry, aside.behind) for aside in pieces.asides] == [(2, 0)]
-
-
-def test_the_same_holds_through_several_asides() -> None:
-    pieces = cut(schedule_of("dtthou", {1: (0,), 2: (1,), 3: (2,), 5: (3,)}), GPU)
-    assert [piece.nodes for piece in pieces.pieces] == [(0, 4), (5,)]
-    assert [(aside.behind, aside.waits) for aside in pieces.asides] == [(0, ()), (NO_PIECE, (1,)), (NO_PIECE, (2,))]
-
-
-def test_an_aside_that_nobody_waits_for_causes_no_cut() -> None:
-    pieces = cut(schedule_of("odhou", {1: (0,), 2: (1,)}), GPU)
-    assert [piece.nodes for piece in pieces.pieces] == [(0, 1, 3, 4)]
-
-
-def test_a_stretch_of_asides_alone_has_no_piece() -> None:
-    pieces = cut(schedule_of("otto", {1: (0,), 2: (1,), 3: (2,)}, stretches=(0, 1, 3)), GPU)
-    assert [(piece.nodes, piece.stretch, piece.after) for piece in pieces.pieces] == [((0,), 0, ()), ((3,), 2, (2,))]
-    assert not pieces.of(1)
 
 
 def test_a_copy_within_ram_belongs_to_the_host() -> None:

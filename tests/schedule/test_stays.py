@@ -147,18 +147,3 @@ def test_a_tile_that_will_not_be_kept_leaves_first_once_the_run_no_longer_needs_
     uses = uses_of(program_of({a: READ}, {b: READ}, {c: READ}))
     for kept in (0, 1):
         assert Walk(uses, 2, 0, 0, {}, kept=[kept]).tiles["stands"][kept]
-
-
-def test_a_tile_that_stays_between_two_runs_keeps_its_next_use_and_its_dirty_state() -> None:
-    program = Program("by hand")
-    x, a, b = program.input("x", (1,), "u1"), tile("a"), tile("b")
-    walk, uses = walked(program_of({a: READ, x: READ}, {b: UPDATE}, program=program), 3)
-    numbers = [uses.tiles.index(one) for one in (a, b)]
-    assert walk.standing() == {numbers[0]: Stay(0, 0, False), numbers[1]: Stay(1, 1, True)}
-
-
-def test_a_temporary_last_used_by_the_host_is_no_longer_in_memory() -> None:
-    program = Program("by hand")
-    t = program.tile("t", (1,), "u1")
-    walk, _ = walked(program_of({t: WRITE}, ({t: READ}, HOST), {t: READ}, ({t: READ}, HOST), program=program), 1)
-    assert (walk.written, walk.loaded, walk.used) == (1, 1, 0)
