@@ -14,7 +14,7 @@ from asynctile.kernels.bf16 import from_bf16
 from asynctile.kernels.cuda import KERNELS
 from asynctile.program.precision import BF16
 from tests.kernels.cuda.test_orders import calls
-from tests.kernels.cuda.values import poison, random
+from tests.kernels.values import poison, random
 from tests.verbs import VERBS
 
 #: Arrays, parameters, and whether a number is reported.

@@ -34,7 +34,7 @@ from asynctile.schedule.schedule import Kind
 from asynctile.storage.tile import Tile
 from tests.gpu.machine import HardMachine
 from tests.kernels.cuda.test_adamw import HYPER, assert_equals_the_cpu
-from tests.kernels.cuda.values import poison, random, wide
+from tests.kernels.values import poison, random, wide
 
 MIB = 1 << 20
 #: float32 elements of a tile in the graph: 64 KiB.

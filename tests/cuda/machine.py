@@ -1,4 +1,4 @@
-"""A machine that runs a verb's launcher on NumPy arrays, as on a device, and checks the memory around each tile."""
+"""Machines that run a verb on NumPy arrays, as on a device, and check the memory around each tile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asynctile.kernels import cpu
 from asynctile.kernels.cuda import KERNELS, Array
 from tests.cuda.build import Library
 from tests.cuda.context import SoftContext
@@ -26,13 +27,14 @@ class Tile:
         self._start = MARGIN + -room.ctypes.data % MARGIN
         self._room, self._end = room, self._start + array.nbytes
         room[self._start : self._end] = np.frombuffer(array.tobytes(), np.uint8)
-        self.place = Array(room.ctypes.data + self._start, array.shape, array.dtype)
+        self.inside = room[self._start : self._end].view(array.dtype).reshape(array.shape)
+        self.place = Array(self.inside.ctypes.data, array.shape, array.dtype)
 
     def take_back(self) -> None:
         """Copy the tile's content back into the array."""
         around = np.concatenate([self._room[: self._start], self._room[self._end :]])
         assert (around == AROUND).all(), "a kernel wrote beyond a tile"
-        self.array[...] = self._room[self._start : self._end].view(self.array.dtype).reshape(self.array.shape)
+        self.array[...] = self.inside
 
 
 class SoftMachine:
@@ -47,4 +49,14 @@ class SoftMachine:
         reported = [] if number is None else [Tile(number)]
         KERNELS[verb](self._context, *(tile.place for tile in tiles), *params, *(tile.place for tile in reported))
         for tile in tiles + reported:
+            tile.take_back()
+
+
+class CpuMachine:
+    """The kernels of the CPU."""
+
+    def run(self, verb: str, arrays: Sequence[np.ndarray], params: Sequence[Any], number: np.ndarray | None = None) -> None:
+        tiles = [Tile(array) for array in arrays]
+        cpu.KERNELS[verb](*(tile.inside for tile in tiles), *params, *(() if number is None else (number,)))
+        for tile in tiles:
             tile.take_back()

@@ -88,5 +88,5 @@ def device(_needs_a_gpu: None) -> Iterator[Any]:
 
 @pytest.fixture
 def machine(device: Any) -> HardMachine:
-    """The machine that the tests of tests/kernels/cuda expect, with run(verb, arrays, params, number=None)."""
+    """The machine that the tests of tests/kernels expect, with run(verb, arrays, params, number=None)."""
     return HardMachine(device)

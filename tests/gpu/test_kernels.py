@@ -1,4 +1,4 @@
-"""Every kernel against float64 on a real GPU: the tests of tests/kernels/cuda that take a machine, on another machine.
+"""Every kernel against float64 on a real GPU: the tests of tests/kernels that take a machine, on another machine.
 
 They cover what a GPU's compiler and threads do differently: other orders of threads, fused multiply-add, cuBLAS in place of
 NumPy.
@@ -14,11 +14,11 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 MODULES = (
-    "adamw", "attention", "attention_page", "cross_entropy", "elementwise", "embedding", "gelu", "gemm", "gemm_rows",
-    "layernorm", "rows",
+    "cuda.test_adamw", "test_attention", "test_attention_page", "test_cross_entropy", "test_elementwise", "test_embedding",
+    "test_gelu", "test_gemm", "test_gemm_rows", "test_layernorm", "test_rows",
 )  # fmt: skip
 
-for verb in MODULES:
-    for name, test in vars(importlib.import_module(f"tests.kernels.cuda.test_{verb}")).items():
+for module in MODULES:
+    for name, test in vars(importlib.import_module(f"tests.kernels.{module}")).items():
         if name.startswith("test_") and "machine" in inspect.signature(test).parameters:
-            globals()[f"test_{verb}: {name.removeprefix('test_')}"] = test
+            globals()[f"{module.rpartition('.')[2]}: {name.removeprefix('test_')}"] = test

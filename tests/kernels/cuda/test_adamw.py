@@ -5,7 +5,8 @@ import pytest
 
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.kernels.cpu import KERNELS
-from tests.kernels.cuda.values import poison, random, wide
+from tests.kernels.conftest import soft_machine
+from tests.kernels.values import poison, random, wide
 
 HYPER = np.array(
     [0.37, 0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 3e-5, 3e-4 / (1 - 0.9**3), np.sqrt(1 - 0.95**3), 1e-8], np.float32
@@ -13,6 +14,11 @@ HYPER = np.array(
 SHAPES = [(1,), (17,), (1000,), (3, 17), (129, 100)]
 #: Each with both signs: zero, subnormal, smallest normal, ordinary, ones whose squares overflow, largest, infinity.
 MAGNITUDES = (0.0, 1e-45, 1e-40, 1.1754944e-38, 1e-20, 0.3, 1.0, 77.0, 1e18, 3e19, 3.4028235e38, np.inf, np.nan)
+
+
+@pytest.fixture
+def machine():
+    return soft_machine()
 
 
 def assert_equal_bits(found, expected):

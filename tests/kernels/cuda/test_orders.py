@@ -8,7 +8,7 @@ import pytest
 from asynctile.kernels.cuda import KERNELS
 from tests.cuda.build import library, missing
 from tests.cuda.machine import SoftMachine
-from tests.kernels.cuda.values import DTYPES, poison, random
+from tests.kernels.values import DTYPES, poison, random
 
 R, C = 70, 264
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())

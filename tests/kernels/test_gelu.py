@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import reference
-from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, typed, wide
+from tests.kernels.values import DTYPES, assert_close, poison, random, typed, wide
 
 SHAPES = [(1, 1), (3, 17), (100, 129), (64, 64)]
 

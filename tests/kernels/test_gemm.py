@@ -5,7 +5,7 @@ import pytest
 
 from tests.cuda.build import library, missing
 from tests.cuda.machine import SoftMachine
-from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, wide
+from tests.kernels.values import DTYPES, assert_close, poison, random, wide
 
 SIZES = [(1, 1, 1), (3, 17, 5), (100, 40, 33), (70, 64, 264)]
 

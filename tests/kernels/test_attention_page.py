@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.kernels import reference
-from tests.kernels.cuda.values import DTYPES, poison, random, wide
 from tests.kernels.pages import fed, orders_of
+from tests.kernels.values import DTYPES, poison, random, wide
 
 #: lengths of the sequences, positions of a page, heads, columns of a head
 CASES = [

@@ -7,7 +7,7 @@ from asynctile.kernels.cuda import Array
 from asynctile.kernels.cuda.attention import way
 from asynctile.program.precision import BF16
 from tests.kernels import reference
-from tests.kernels.cuda.values import DTYPES, poison, random, wide
+from tests.kernels.values import DTYPES, poison, random, wide
 
 #: rows of each row tile, sequences in it, heads, columns of a head; in bf16 heads of 7, 12 and 130 columns take the plain
 #: kernels

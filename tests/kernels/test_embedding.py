@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asynctile.kernels.cuda import embedding
-from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, wide
+from tests.kernels.values import DTYPES, assert_close, poison, random, wide
 
 
 def rows_of(table, height):
@@ -62,7 +62,7 @@ def test_one_token_everywhere(machine):
     expected[9] += wide(dx).sum(axis=0)
     before = dwte.copy()
     machine.run("embed_tokens_backward", [tokens, dx, dwte], (0,))
-    assert_close(dwte, expected, 1e-6)
+    assert_close(dwte, expected, 1e-5)
     assert np.delete(dwte, 9, axis=0).tobytes() == np.delete(before, 9, axis=0).tobytes()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from asynctile.kernels import cpu
 from asynctile.kernels.bf16 import to_bf16
-from tests.kernels.cuda.values import DTYPES, poison, random, typed, wide
+from tests.kernels.values import DTYPES, poison, random, typed, wide
 
 SHAPES = [(1,), (17,), (3, 5), (129, 100)]
 
@@ -19,10 +19,11 @@ def test_copy_rounds_to_nearest_even(machine, shape, source, target):
     assert y.tobytes() == typed(wide(x).astype(np.float32), target).tobytes()
 
 
-def test_copy_rounds_every_kind_of_float(machine):
+@pytest.mark.parametrize("target", ["bf16"])
+def test_copy_rounds_every_kind_of_float(machine, target):
     bits = np.random.default_rng(1).integers(0, 2**32, 100_000, np.uint32)
     bits[:6] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x00000001, 0x80000000  # ties, to infinity, tiny, -0
-    x, y = bits.view(np.float32), np.zeros(bits.size, np.uint16)
+    x, y = bits.view(np.float32), poison(bits.size, dtype=target)
     machine.run("copy", [x, y], ())
     nan = np.isnan(x)
     assert nan.any()
@@ -30,9 +31,9 @@ def test_copy_rounds_every_kind_of_float(machine):
     np.testing.assert_array_equal(y[~nan], to_bf16(x)[~nan])
 
 
-def test_a_copy_in_one_dtype_keeps_every_bit(machine):
-    bits = np.arange(2**16, dtype=np.uint16)
-    y = np.zeros_like(bits)
+@pytest.mark.parametrize("dtype", ["bf16"])
+def test_a_copy_in_one_dtype_keeps_every_bit(machine, dtype):
+    bits, y = np.arange(2**16, dtype=np.uint16), poison(2**16, dtype=dtype)
     machine.run("copy", [bits, y], ())
     np.testing.assert_array_equal(y, bits)
 

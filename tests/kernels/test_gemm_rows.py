@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asynctile.program.precision import BF16
-from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, wide
+from tests.kernels.values import DTYPES, assert_close, poison, random, wide
 
 SIZES = [(1, 1, 1), (1, 40, 64), (3, 17, 5), (9, 100, 33), (8, 64, 72), (20, 270, 136)]
 MIXTURES = [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")]
