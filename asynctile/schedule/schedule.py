@@ -158,10 +158,3 @@ class Schedule:
         standing = {one.tile for one in self.start if one.place is not None}
         moved = {entry.what for entry in self.entries if entry.kind is Kind.TRANSFER}
         return [tile for tile in self.program.inputs.values() if tile in moved and tile not in standing]
-
-    def lines(self) -> Iterator[str]:
-        """Yield the schedule as text, one entry per line, for debugging."""
-        for index, entry in enumerate(self.entries):
-            if index in self.stretches:
-                yield f"stretch {entry.stretch}"
-            yield f"{index:6} {entry}"

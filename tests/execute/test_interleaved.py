@@ -57,19 +57,6 @@ async def test_a_tile_that_a_failed_launch_did_not_write_is_not_trained_on(place
             await trainer.step(*BATCHES[3])
 
 
-async def test_a_step_is_played_again_right_after_a_validation(place: dict[str, Any]) -> None:
-    found, losses = [], []
-    for plays in (True, False):
-        async with training(place, plays=plays) as (_, trainer):
-            flags = await played(trainer, 0, 1)
-            losses.append([await trainer.model.loss(*BATCHES[number]) for number in (3, 4, 5)])
-            flags += await played(trainer, 2, 3, 4)
-            assert flags == [False, plays, plays, plays, plays]
-            found.append(await states_of(trainer))
-    assert losses[0] == losses[1]
-    assert_same_tensors(*found)
-
-
 async def test_reading_between_steps_does_not_keep_them_from_being_played(place: dict[str, Any], tmp_path: Path) -> None:
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1)

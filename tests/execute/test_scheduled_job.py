@@ -65,13 +65,6 @@ async def undisturbed(options: dict[str, Any], *batches: int) -> Tensors:
     return _undisturbed[key]
 
 
-async def test_played_steps_have_the_bits_of_coroutines(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    place, options = case
-    async with training(place, **options) as (_, trainer):
-        assert await played(trainer, 0, 1, 2, 3) == [False, True, True, True]
-        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
-
-
 @pytest.mark.parametrize(("name", "kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
 async def test_a_failure_before_the_loss_leaves_the_model_unchanged(
     place: dict[str, Any], name: str, kernel: str, call: int

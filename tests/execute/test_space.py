@@ -13,7 +13,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.execute.space import space_on
-from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.layers import AdamW, Trainer
 from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import Model, model_state_of
 from asynctile.memory.tiers import Tiers
@@ -25,7 +25,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.execute.by_chance import ByChance
 from tests.laws import law
-from tests.layers.training import NARROW, RAGGED, lively
+from tests.layers.training import NARROW, lively
 from tests.schedule.packings import alone, check, drawn
 
 OPTIMIZER = AdamW(lr=1e-2)
@@ -153,34 +153,3 @@ async def check_bits(case: str, tmp_path: Path, seed: int | None = None) -> None
             assert total(schedule, chance, "loss") / (NARROW.batch_of_tokens(step)[1] >= 0).sum() == report.loss
             for tile, value in (await bytes_of(engine, model)).items():
                 np.testing.assert_array_equal(chance.value(tile), value, err_msg=tile.name)
-
-
-#: The cases with a cap, at other caps.
-AT_OTHERS = [(share, case) for share in (0.12, 0.2, 0.5) for case in CASES if case not in ("cpu", "all resident")]
-OF_EACH = [(0.12, "a cap"), (0.2, "a cap, updated in RAM"), (0.5, "a cap, clipped")]
-
-
-@pytest.mark.parametrize(("share", "case"), [
-    *((None, case) for case in CASES), *OF_EACH, *(law(*one) for one in AT_OTHERS if one not in OF_EACH)
-])  # fmt: skip
-async def test_a_schedule_ends_where_it_begins_and_edges_point_back(case: str, share: float | None) -> None:
-    device, caps, options = CASES[case]
-    if share is not None and caps:
-        caps = {"device_memory": share}
-    caps = {name: int(share * RAGGED.config.states_nbytes) for name, share in caps.items()}
-    async with Engine(device, **caps) as engine:
-        model = await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
-        trainer = Trainer(model, OPTIMIZER, micro_batches=RAGGED.micro_batches, **{"update": "device", **options})
-        await trainer.step(*RAGGED.batch_of_tokens(0))
-        schedule = await decided(engine, trainer, RAGGED)
-        assert {(one.tile, one.tier, one.state, one.place) for one in schedule.start} == {
-            (one.tile, one.tier, one.state, one.place) for one in schedule.end
-        }
-        assert all(max((*entry.waits, *entry.after), default=-1) < i for i, entry in enumerate(schedule.entries))
-        performed = [entry.what for entry in schedule.entries if entry.kind is Kind.OPERATION]
-        assert performed == [entry for entry in schedule.program.entries if entry.tiles], "each once, in order"
-        ours = {tier.ledger for tier in runtime_of(engine).tiers.from_the_top()}
-        assert all(tile.at.keys() <= ours for tile in (*schedule.program.standing, *schedule.program.temporaries)), "forgotten"
-        again = await decided(engine, trainer, RAGGED)
-        assert list(again.lines()) == list(schedule.lines()), "a function of the program and the cut"
-        assert sum(line.startswith("stretch") for line in schedule.lines()) == len(schedule.stretches)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from asynctile.execute.workers.places import FAILED, OK, PARKED, POISONED, STALL
-from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, TRANSFER, UPLOAD
-from tests.execute.workers.schedules import Marked, fail, hold, number, play
+from asynctile.execute.workers.places import PARKED, STALL
+from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, UPLOAD
+from tests.execute.workers.schedules import Marked, hold, number, play
 from tests.settle import until
 
 #: Bytes a second: a copy of 8 bytes takes 1 ms.
@@ -140,29 +140,6 @@ async def test_a_chain_across_devices_wakes_the_worker_of_each(players, devices)
         await begun(player, marked).landed()
         await asleep(player)
         assert (marked.marks == 1).all() and not marked.missing.any()
-
-
-async def test_a_transfer_is_handed_to_the_host_and_its_readers_run_on_their_devices(players):
-    marked = Marked([OPERATION, TRANSFER, OPERATION, UPLOAD], [(0, 1), (1, 2), (1, 3)], devices=[1, 0, 2, 1])
-    player, asked = players(threads=1, devices=3), []
-    player.on_transfer = asked.append
-    ended = begun(player, marked)
-    await until(lambda: asked == [1])
-    assert marked.marks.tolist() == [1, 0, 0, 0]
-    marked.marks[1] = 1
-    player.transferred(1, True)
-    await ended.landed()
-    assert marked.marks.tolist() == [1] * 4 and not marked.missing.any()
-
-
-async def test_an_error_travels_to_readers_on_other_devices_and_to_nobody_else(players):
-    kinds, edges = [OPERATION] * 4 + [UPLOAD, OPERATION], [(0, 1, 1), (0, 2, 0), (1, 3, 1), (3, 4, 1)]
-    marked = Marked(kinds, edges, kernels={0: fail}, devices=[0, 1, 1, ANY_DEVICE, 2, 2])
-    player = players(threads=1, devices=3)
-    with pytest.raises(RuntimeError, match="entry 0 failed while it was played"):
-        await begun(player, marked).landed()
-    assert player.statuses.tolist() == [FAILED, POISONED, OK, POISONED, POISONED, OK]
-    assert marked.marks.tolist() == [1, 0, 1, 0, 0, 1]
 
 
 async def test_stalled_seconds_are_averaged_over_the_workers_of_all_devices(players):

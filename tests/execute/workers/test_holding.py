@@ -20,24 +20,6 @@ async def asleep(player):
     await until(lambda: state.posts[:, PARKED].sum() == everybody and state.control[OPENED] == state.control[ASKED])
 
 
-async def test_held_work_begins_only_when_it_is_released(players):
-    marked, player = Marked([OPERATION] * 40 + [UPLOAD, DOWNLOAD], [(0, 39)]), players()
-    player.hold(True, True)
-    player.attach(marked.tables)
-    player.begin()
-    player.release(0)
-    ended = player.ended(0)[0]
-    await asleep(player)
-    assert not marked.marks.any() and player.has_work(False)
-    player.hold(True, False)
-    await until(lambda: marked.marks[40:].all())
-    await asleep(player)
-    assert marked.marks.tolist() == [0] * 40 + [1, 1]
-    player.hold(False, False)
-    await ended.landed()
-    assert (marked.marks == 1).all() and not player.has_work(True)
-
-
 async def test_held_work_of_every_device_begins_only_when_it_is_released(players):
     kinds, devices = [OPERATION] * 4 + [UPLOAD] * 3, [0, 1, 2, ANY_DEVICE, 0, 1, 2]
     marked, player = Marked(kinds, [(0, 2), (4, 5)], devices=devices), players(devices=3)
