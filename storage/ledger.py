@@ -51,7 +51,7 @@ class Ledger:
 
     Invariants:
     - A slot belongs to at most one tile.
-    - A tile has a slot exactly while it is clean, dirty or stale.
+    - A tile has a slot exactly while it is clean or dirty.
     - No copy below is as new as a dirty tile.
     - A dead temporary has neither a slot nor a backing.
     history: the last transitions of this tier.

@@ -5,8 +5,8 @@ write; a writer, a write-back and the next owner of the slot wait for the write 
 residencies; the reasons come from above.
 
 The model is dask's worker state machine. A transition that is not in the table is refused, and the last ones are kept, so that
-a failure can be traced from its beginning. Three transitions are allowed in every state, because they come from outside the
-tier: OUTDATE, REPLACE and LOSE. `undo` is not in the table: it takes back a move that was decided but not made, returns to any
+a failure can be traced from its beginning. Two transitions are allowed in every state, because they come from outside the
+tier: REPLACE and LOSE. `undo` is not in the table: it takes back a move that was decided but not made, returns to any
 earlier state, and is only logged.
 """
 
@@ -39,14 +39,12 @@ class State(StrEnum):
     DIRTY = "dirty"
     """In a slot here; a copy below, if there is one, is older.
 
-    Not always the newest bytes of all. While the arena of RAM is undivided, nothing is evicted from it, and the device does not
-    report that it changes a tile. The older bytes in RAM then stay dirty, or clean. They become stale only in a divided arena.
+    Not always the newest bytes of all: a device does not report that it changes a tile, and the older bytes in RAM stay dirty,
+    or clean.
     """
-    STALE = "stale"
-    """In a slot, but old: the tier above has newer bytes."""
 
 
-ABSENT, STORED, CLEAN, DIRTY, STALE = State
+ABSENT, STORED, CLEAN, DIRTY = State
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,13 +60,11 @@ LOAD = Transition("load", {STORED: CLEAN})
 #: The tile gets a slot, to be overwritten whole.
 ALLOCATE = Transition("allocate", {ABSENT: DIRTY, STORED: DIRTY})
 #: The tile's bytes here change.
-WRITE = Transition("write", {CLEAN: DIRTY, DIRTY: DIRTY, STALE: DIRTY})
+WRITE = Transition("write", {CLEAN: DIRTY, DIRTY: DIRTY})
 #: The tile leaves its slot, and its bytes are copied below.
 WRITE_BACK = Transition("write back", {DIRTY: STORED})
 #: The tile leaves its slot without a copy: there is one below, or the bytes are not needed.
-LEAVE = Transition("leave", {CLEAN: STORED, DIRTY: ABSENT, STALE: ABSENT})
-#: The tier above has changed the tile.
-OUTDATE = Transition("outdate", {ABSENT: ABSENT, STORED: ABSENT, CLEAN: STALE, DIRTY: STALE, STALE: STALE})
+LEAVE = Transition("leave", {CLEAN: STORED, DIRTY: ABSENT})
 #: The tier below has newer bytes; the tile has left its slot, if it had one.
 REPLACE = Transition("replace", dict.fromkeys(State, STORED))
 #: The copy below was lost, so the bytes here are the only copy.
@@ -76,7 +72,7 @@ KEEP = Transition("keep", {CLEAN: DIRTY, DIRTY: DIRTY})
 #: The tile's bytes are gone or no longer needed; the tile has left its slot, if it had one.
 LOSE = Transition("lose", dict.fromkeys(State, ABSENT))
 
-TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, OUTDATE, REPLACE, KEEP, LOSE)
+TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, REPLACE, KEEP, LOSE)
 
 
 class Residency:

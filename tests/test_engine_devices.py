@@ -18,6 +18,7 @@ from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.inside_engine import device_of, life_of
+from tests.laws import covering
 from tests.matmul import Matmul, engine_for, product_in_ram
 from tests.test_lifetime import blas, threads
 
@@ -39,7 +40,7 @@ async def bring(engine, number, tile, value=None):
         await tiers.run_ahead.settle()
         if value is not None:
             residency.array.fill(value)
-            top.written_by(residency, None, tiers.positions.alone())
+            top.written_by(residency, None, tiers.rank)
 
     await runtime_of(engine).call(job())
 
@@ -133,9 +134,9 @@ async def test_a_device_that_cannot_close_leaves_no_other_open():
     assert (engine.is_open, threads()) == (False, [])
 
 
-@pytest.mark.parametrize(("slots", "ram", "prefetch"), [(3, 1, 2), (6, 12, 0), (20, 3, 8), (60, 60, 2)])
-@pytest.mark.parametrize("plays", [True, False])
-async def test_a_program_on_the_first_of_two_devices_gives_the_bits_and_bytes_of_one(slots, ram, prefetch, plays, tmp_path):
+@pytest.mark.parametrize(("place", "plays"), covering([(3, 1, 2), (6, 12, 0), (20, 3, 8), (60, 60, 2)], [True, False]))
+async def test_a_program_on_the_first_of_two_devices_gives_the_bits_and_bytes_of_one(place, plays, tmp_path):
+    slots, ram, prefetch = place
     found = []
     for device in ("emulated", "emulated*2"):
         work = Matmul()

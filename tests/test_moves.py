@@ -7,11 +7,11 @@ import asyncio
 import threading
 
 from asynctile import Engine
-from asynctile.ops import copy, fill
+from asynctile.ops import copy
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
 from asynctile.streams import run_ahead
-from tests.by_hand import NBYTES, on_host, program_of, standing, values
+from tests.by_hand import NBYTES, program_of, standing, values
 from tests.settle import HANG_S, settle, until
 
 
@@ -53,19 +53,3 @@ async def test_single_launches_evict_the_least_recently_used_tiles():
             if engine.statistics().uploaded_bytes > before:
                 loaded.append(tile.name)
     assert loaded == ["a", "b", "c", "d", "b", "d"]
-
-
-async def test_a_stale_copy_in_ram_is_evicted_first_and_not_written_to_the_disk(tmp_path):
-    out, old, near, far, new = tiles = standing("out", "old", "near", "far", "new")
-    program = program_of(on_host(fill(new, 1.0)), copy(old, out), copy(near, out), copy(far, out))
-    caps = {"device_memory": 8 * NBYTES, "host_memory": 3 * NBYTES, "spill": tmp_path}
-    async with Engine("emulated", **caps, prefetch=0) as engine:
-        await runtime_of(engine).reserve(demand_of([program], tiles))
-        await runtime_of(engine).store(values([old, near, far]).items())
-        await runtime_of(engine).launch(fill(old, 2.0))
-        for operation in program.operations():
-            await runtime_of(engine).launch(operation)
-        await runtime_of(engine).synchronize()
-        statistics = engine.statistics()
-        assert (statistics.spill_written_bytes, statistics.spill_read_bytes) == (0, 0)
-        assert (await runtime_of(engine).read(old) == 2.0).all()

@@ -18,7 +18,6 @@ from asynctile.execute.arrival import stand
 from asynctile.execute.bound import Bound
 from asynctile.execute.workers.places import OK
 from asynctile.launch.assembly import Assembly
-from asynctile.program.operation import DEVICE
 from asynctile.program.program import UPDATE
 from asynctile.schedule.schedule import NOBODY, Standing
 from asynctile.storage.tile import Tile
@@ -184,8 +183,8 @@ class ScheduledJob:
             tier.written_nbytes += downloaded
         tiers.host.loaded_nbytes += counts.read
         tiers.host.written_nbytes += counts.written
-        self._assembly.lanes[DEVICE].operations += counts.operations
-        self._assembly.lanes[DEVICE].fetched_nbytes += counts.fetched
+        self._assembly.lanes[0].operations += counts.operations
+        self._assembly.lanes[0].fetched_nbytes += counts.fetched
         self._assembly.passed_nbytes += counts.passed
         for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=False):
             tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

@@ -12,11 +12,10 @@ from contextlib import aclosing
 import numpy as np
 
 from asynctile.errors import TierError
-from asynctile.launch.host_lane import HostLane
 from asynctile.launch.inputs import Inputs
 from asynctile.launch.lane import Lane
 from asynctile.memory.tiers import Tiers
-from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
+from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.program import Fetch
 from asynctile.storage.ledger import never_written
 from asynctile.storage.move import Move
@@ -29,7 +28,7 @@ class Assembly:
     """The tiers and lanes of one share.
 
     tiers: where tiles stand.
-    lanes: by the device that an operation names. Single operations of any device run on the first one.
+    lanes: one for each device. Single operations run on the first device, whatever place they name; results are read from any.
     inputs: tiles that nobody has written yet, and the coroutines that wait for them.
     """
 
@@ -37,26 +36,21 @@ class Assembly:
         device, self.tiers = tiers.device, tiers
         self.run_ahead = tiers.run_ahead
         self.inputs = Inputs(tiers.copies, tiers.run_ahead)
-        parts = self.inputs, tiers.run_ahead
-        #: a lane for each device: results are read from any of them
-        self._of_devices = [Lane(one, top, *parts) for one, top in zip(tiers.devices, tiers.tops, strict=True)]
-        self.lanes: dict[str, Lane] = dict.fromkeys((DEVICE, HOST), self._of_devices[0])
+        self.lanes = [Lane(one, top, self.inputs, self.run_ahead) for one, top in zip(tiers.devices, tiers.tops, strict=True)]
         #: where operations report a number that nobody asked for
         self._scratch = device.numbers(1)
         #: bytes that passed from one device to another, never reset
         self.passed_nbytes = 0
-        if tiers.link is not None:
-            self.lanes[HOST] = HostLane(device, tiers.top, tiers.link, *parts)
 
     @property
     def operations(self) -> int:
         """Number of operations enqueued so far."""
-        return sum(lane.operations for lane in {*self.lanes.values(), *self._of_devices})
+        return sum(lane.operations for lane in self.lanes)
 
     @property
     def fetched_nbytes(self) -> int:
         """Bytes of results copied to the host so far."""
-        return sum(lane.fetched_nbytes for lane in self._of_devices)
+        return sum(lane.fetched_nbytes for lane in self.lanes)
 
     async def launch(self, operation: Operation, number: np.ndarray | None) -> StreamEvent:
         """Enqueue one operation outside a program; return its event. number: where it reports its number.
@@ -68,9 +62,8 @@ class Assembly:
         tiers = self.tiers
         await tiers.caps.unpack()
         tiers.copies.bring_down(operation.operands)
-        if tiers.link is not None:
-            self.lanes[DEVICE].on_use = tiers.link.used if tiers.host.arena.divided else None
-        return await self.lanes[operation.device].perform(operation, self.tiers.positions.alone(), number)
+        tiers.rank -= 1
+        return await self.lanes[0].perform(operation, tiers.rank, number)
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. A cancelled put leaves the tile as it was."""
@@ -107,7 +100,7 @@ class Assembly:
         if device is None and tiers.link is not None:
             await self._read_in_ram(tile, copy)
         else:
-            lane = self._of_devices[device or 0]
+            lane = self.lanes[device or 0]
             await self._arrived(await lane.perform(Fetch(tile, "", ()), lane.tier.of(tile).next_use, copy), tile)
         return copy
 
@@ -138,7 +131,7 @@ class Assembly:
 
     def _was_put(self, tile: Tile, in_ram: Residency) -> None:
         """Note that the host has written the tile in RAM: every other copy of it is outdated."""
-        self.tiers.host.written_by(in_ram, None, self.tiers.positions.now)
+        self.tiers.host.written_by(in_ram, None, self.tiers.rank)
         self.tiers.copies.replace(tile)
         self.inputs.announce((tile,))
 

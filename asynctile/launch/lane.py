@@ -1,7 +1,7 @@
 """The tile coroutine of a single operation, and the lane of the device that it goes through.
 
-`Lane.perform` carries out an operation that is launched by itself, when nothing is known of the operations after it;
-operations of the host go through host_lane.py. Programs are carried out by their schedules instead (issuer.py).
+`Lane.perform` carries out an operation that is launched by itself, when nothing is known of the operations after it. Programs
+are carried out by their schedules instead (issuer.py).
 
 The coroutine waits for inputs that nobody has enqueued yet, and for room if the host has run too far ahead. Then,
 without an await, it takes all its tiles at once and enqueues the kernel behind the events of the tiles' other users.
@@ -13,7 +13,7 @@ on the stream costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from asynctile.device.base import Device
@@ -23,7 +23,6 @@ from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, MOST_READS, Residency
-from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.run_ahead import RunAhead
 
@@ -32,19 +31,14 @@ class Lane:
     """The lane of one device of a share.
 
     tier: tier in which operands must stand.
-    stand_here: whether operands need nothing more once they have slots here.
     fetched_nbytes, operations: counted when enqueued, never reset.
-    on_use: called with (residency, rank, wrote) where a tier below wants to know of uses; None elsewhere.
     """
-
-    stand_here = True
 
     def __init__(self, device: Device, tier: Tier, inputs: Inputs, run_ahead: RunAhead) -> None:
         self.device = device
         self.tier = tier
         self.inputs = inputs
         self.run_ahead = run_ahead
-        self.on_use: Callable[[Residency, int, bool], None] | None = None
         self.fetched_nbytes = 0
         self.operations = 0
 
@@ -62,12 +56,11 @@ class Lane:
             operands = [tile.at[ledger] for tile in entry.tiles]
         except KeyError:  # this tier has not met all of the tiles
             operands = [ledger.of(tile) for tile in entry.tiles]
-        stand = self.stand_here
-        if stand:
-            for residency in operands:
-                if residency.slot is None:
-                    stand = False
-                    break
+        stand = True
+        for residency in operands:
+            if residency.slot is None:
+                stand = False
+                break
         if not stand:
             for residency, how in zip(operands, access):  # noqa: B905  # lengths are checked when the operation is made
                 if residency.state is ABSENT and how != WRITE:
@@ -80,20 +73,16 @@ class Lane:
         placed: Sequence[Move] = ()
         try:
             if not stand:
-                placed = self._admit(entry, operands)
+                placed = self.tier.admit(operands, access)
             arrays, waits, after = ordering(operands, access)
             event = self._enqueue(entry, arrays, target, waits, after)
         except BaseException:
             self.tier.take_back(placed)
             raise
-        self._used(entry.tiles, operands, access, rank, event)
+        self._used(operands, access, rank, event)
         if self.inputs.awaited:
             self.inputs.announce([tile for tile, how in zip(entry.tiles, access, strict=True) if how != READ])
         return event
-
-    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> Sequence[Move]:
-        """Give all operands slots, or none; return the moves, for Tier.take_back."""
-        return self.tier.admit(operands, entry.access)
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents
@@ -110,11 +99,9 @@ class Lane:
             self.run_ahead.add(event, entry.tile.nbytes)
         return event
 
-    def _used(
-        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, rank: int, event: StreamEvent
-    ) -> None:
+    def _used(self, operands: Sequence[Residency], access: str, rank: int, event: StreamEvent) -> None:
         """Leave `event` and the rank with the tiles, for their next users."""
-        used, on_use = self.tier.ledger.used, self.on_use
+        used = self.tier.ledger.used
         for residency, how in zip(operands, access):  # noqa: B905
             if how == READ:
                 residency.reads.append(event)
@@ -124,8 +111,6 @@ class Lane:
                 residency.written = event
                 residency.reads = []
             used(residency, rank, how != READ)
-            if on_use is not None:
-                on_use(residency, rank, how != READ)
 
 
 def ordering(operands: Sequence[Residency], access: str) -> tuple[list[Any], list[StreamEvent], list[StreamEvent]]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from asynctile.device.base import Device
 from asynctile.memory.tier import Tier
 from asynctile.program.operation import READ, WRITE
-from asynctile.storage.residency import OUTDATE, Residency
+from asynctile.storage.residency import Residency
 from asynctile.storage.slot import Slot
-from asynctile.storage.tile import NEVER
 from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
 
 
@@ -59,15 +58,3 @@ class HostLink:
 
     def is_lost(self, residency: Residency) -> bool:
         return residency.backing is not None and not self.host.rescue(residency.backing)
-
-    def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
-        """Note that the device used the tile: RAM's copy is outdated if the device wrote, else next used at `next_use`."""
-        copy: Residency | None = residency.backing
-        if copy is None:
-            return
-        if wrote:
-            self.host.ledger.change(copy, OUTDATE)
-            if copy.slot is not None:
-                self.host.ledger.used(copy, NEVER, False)
-        elif copy.slot is not None:
-            self.host.ledger.used(copy, next_use, False)

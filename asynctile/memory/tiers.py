@@ -20,7 +20,6 @@ from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tier import Tier
 from asynctile.program.grain import Grain
 from asynctile.schedule.pace import Pace, pace_of
-from asynctile.schedule.positions import Positions
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -31,6 +30,9 @@ from asynctile.streams.event import Runner, TracedRunner
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS, RunAhead
 from asynctile.streams.stream import Stream
+
+#: The first rank; large enough for the life of any engine.
+FAR = 1 << 60
 
 
 class Playing(Runner, Protocol):
@@ -98,7 +100,7 @@ class Tiers:
     link: link between `top` and `host`; None where they are one.
     copies: of tiles, over all devices.
     caps: how the tiers are cut.
-    positions: ranks of single uses, in their order.
+    rank: of a tile used outside a schedule now, less after each launch: what was used late is assumed to be used soon.
     run_ahead: work that was enqueued on the devices.
     player: runner that plays schedules over these tiers; None before the first.
     gate: whether work over these tiers may begin.
@@ -119,7 +121,7 @@ class Tiers:
         self.spill = spill
         self.prefetch = options.prefetch
         self.rates = options.rates
-        self.positions = Positions()
+        self.rank = FAR
         self.player: Playing | None = None
         self.gate = Gate()
         self.beside: Sequence[Tiers] = (self,)

@@ -1,4 +1,4 @@
-"""Operations of the host: their waits, failures, stalls, and how far ahead they are issued. test_host_lane.py tests bits."""
+"""Operations of the host: their waits, failures, stalls, and how far ahead they are issued. test_on_host.py tests bits."""
 
 import asyncio
 import threading
@@ -9,10 +9,9 @@ import pytest
 
 from asynctile import AsynctileError, BudgetError, Engine, StalledError
 from asynctile.device.emulated import OneWay
-from asynctile.ops import copy, fill, gelu, gemm
+from asynctile.ops import copy, fill, gelu
 from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
-from asynctile.storage.residency import DIRTY
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.by_hand import NBYTES, enqueued, on_host, prepared, program_of, run, standing, values
 from tests.inside_engine import device_of, watch
@@ -231,21 +230,6 @@ async def test_the_run_ahead_of_the_host_is_bounded():
     assert ahead == RUN_AHEAD_OPERATIONS
 
 
-async def test_single_operations_of_the_host_wait_for_inputs_not_yet_enqueued():
-    a, b, c = tiles = standing("a", "b", "c")
-    bytes_of = values(tiles)
-    async with Engine("emulated", device_memory=4 * NBYTES, watchdog=60) as engine:
-        await runtime_of(engine).reserve(demand_of([], tiles))
-        consumer = asyncio.create_task(runtime_of(engine).launch(on_host(copy(b, c))))
-        await settle(engine)
-        assert not consumer.done()
-        await runtime_of(engine).store([(a, bytes_of[a])])
-        await runtime_of(engine).launch(on_host(copy(a, b)))
-        await consumer
-        await runtime_of(engine).synchronize()
-        assert np.array_equal(await runtime_of(engine).read(c), bytes_of[a])
-
-
 async def test_a_launch_waits_for_the_program_that_writes_its_input():
     a, b, c, d = tiles = standing("a", "b", "c", "d")
     program, other = program_of(copy(a, b)), program_of(copy(a, d))
@@ -281,18 +265,3 @@ async def test_with_ram_as_the_device_the_floor_counts_operations_of_the_host(tm
         with pytest.raises(BudgetError, match=r"host_memory .* gemm of a\[0,0\] needs 3 slots") as caught:
             await work.prepare(engine)
         assert caught.value.floor == 3 * 4096
-
-
-async def test_an_operation_too_large_for_ram_leaves_the_device_unchanged(tmp_path):
-    work = Matmul()
-    async with engine_for(work, tmp_path, "emulated", 8, 2) as engine:
-        await work.prepare(engine)
-        a, b, *_ = work.tiles["a"].values()
-        c = work.tiles["c"][0, 0]
-        await runtime_of(engine).launch(copy(a, c))
-        with pytest.raises(BudgetError, match="needs 3"):
-            await runtime_of(engine).launch(on_host(gemm(a, b, c, accumulate=True)))
-        assert runtime_of(engine).tiers.top.of(c).state is DIRTY
-        assert np.array_equal(await runtime_of(engine).read(c), work.part(work.a, 0, 0))
-        await work.run(engine)
-        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)

@@ -13,11 +13,10 @@ import pytest
 
 from asynctile import Engine
 from asynctile.ops import copy, fill, gemm
-from asynctile.program.needs import demand_of
 from asynctile.share import runtime_of
-from asynctile.storage.residency import ABSENT, DIRTY, STORED
+from asynctile.storage.residency import ABSENT, STORED
 from asynctile.storage.tile import Tile
-from tests.by_hand import NBYTES, SHAPE, on_host, prepared, program_of, standing, values
+from tests.by_hand import NBYTES, SHAPE, prepared, program_of, standing
 
 #: Three slots where operations run, and RAM or a folder below.
 PLACES = {"cpu": {"host_memory": 3 * NBYTES}, "emulated": {"device_memory": 3 * NBYTES}}
@@ -75,19 +74,3 @@ async def test_a_failed_load_leaves_the_tile_beside_it_that_was_to_be_overwritte
         monkeypatch.undo()
         assert state(engine, a) is state(engine, b) is STORED
         assert np.array_equal(await runtime_of(engine).read(b), bytes_of[b])
-
-
-async def test_tiles_downloaded_for_a_refused_operation_of_the_host_stay_in_ram(tmp_path):
-    """A tile that was only to be overwritten there keeps its newest bytes where they were."""
-    async with Engine("emulated", device_memory=6 * NBYTES, host_memory=4 * NBYTES, spill=tmp_path) as engine:
-        kept, read, overwritten = tiles = standing("kept", "read", "overwritten")
-        await runtime_of(engine).reserve(demand_of([program_of(on_host(gemm(kept, read, overwritten)))], tiles))
-        await runtime_of(engine).store(values([kept]).items())
-        for tile, number in ((read, 3.0), (overwritten, 5.0)):  # only on the device: RAM has never had either
-            await runtime_of(engine).launch(fill(tile, number))
-        with pytest.raises(KeyError):
-            await runtime_of(engine).launch(on_host(replace(gemm(kept, read, overwritten), kernel="no such kernel")))
-        assert (state(engine, read), state(engine, overwritten)) == (STORED, DIRTY)
-        assert runtime_of(engine).tiers.host.of(overwritten).state is ABSENT
-        assert (await runtime_of(engine).read(read) == 3).all() and (await runtime_of(engine).read(overwritten) == 5).all()
-        assert np.array_equal(await runtime_of(engine).read(kept), values([kept])[kept])

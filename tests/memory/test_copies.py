@@ -69,7 +69,7 @@ async def change(tiers, number, tile, value):
     residency = bring(tiers, number, tile)
     await tiers.run_ahead.settle()
     residency.array.fill(value)
-    tiers.tops[number].written_by(residency, None, tiers.positions.alone())
+    tiers.tops[number].written_by(residency, None, tiers.rank)
 
 
 async def write(tiers, number, tile, value):
@@ -77,7 +77,7 @@ async def write(tiers, number, tile, value):
     residency = tiers.tops[number].of(tile)
     tiers.tops[number].admit([residency], "w")
     residency.array.fill(value)
-    tiers.tops[number].written_by(residency, None, tiers.positions.alone())
+    tiers.tops[number].written_by(residency, None, tiers.rank)
 
 
 def failed():
@@ -159,7 +159,7 @@ async def test_the_first_device_waits_for_what_another_one_still_computes():
         slow = type(fill(tile, 0.0))("slow", (tile,), "u")
         event = tiers.devices[1].launch(slow, (residency.array,), None, (residency.written,))
         tiers.run_ahead.add(event)
-        tiers.tops[1].written_by(residency, event, tiers.positions.alone())
+        tiers.tops[1].written_by(residency, event, tiers.rank)
         copied = await assembly.launch(copy(tile, other), None)
         assert not event.done and not copied.done
         gate.set()

@@ -75,7 +75,7 @@ def compute(tiers, residency, work):
     waits = () if residency.written is None else (residency.written,)
     event = tiers.device.launch(operation, (residency.array,), None, waits, tuple(residency.reads))
     tiers.run_ahead.add(event)
-    tiers.top.written_by(residency, event, tiers.positions.alone())
+    tiers.top.written_by(residency, event, tiers.rank)
 
 
 def born(tiers, one, value):

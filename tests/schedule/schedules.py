@@ -16,7 +16,7 @@ from asynctile.program.operation import READ, Operation
 from asynctile.program.program import Fetch, Mark
 from asynctile.schedule.decide import Cut, Space
 from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Place, Schedule, Scheduled, Standing
-from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STALE, STORED, State
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED, State
 from asynctile.storage.tile import Tile
 from tests.schedule.versions import GARBAGE, Means, Memory, access
 
@@ -149,7 +149,7 @@ class Run:
         what, version = f"at {name} {one.tile.name} in tier {one.tier} {one.state}", self.means.newest.get(one.tile, GARBAGE)
         assert (one.place is not None) == (one.state in (CLEAN, DIRTY)), f"{what} has place {one.place}"
         may_be_absent = is_above or one.tile in self.inputs or one.tile not in self.means.newest
-        assert one.state is not STALE and (one.state is not ABSENT or may_be_absent), what
+        assert one.state is not ABSENT or may_be_absent, what
         if one.state is ABSENT:
             return False
         # Below the device that has saved a temporary, it is as new as on the device to which it was handed over.

@@ -16,10 +16,8 @@ from asynctile.storage.residency import (
     LEAVE,
     LOAD,
     LOSE,
-    OUTDATE,
     REMEMBERED,
     REPLACE,
-    STALE,
     STORED,
     TRANSITIONS,
     WRITE,
@@ -32,14 +30,10 @@ from asynctile.storage.tile import Tile
 
 #: The whole table once more, by state: the transitions of a tile, and its state after each.
 TABLE = {
-    ABSENT: {ALLOCATE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
-    STORED: {LOAD: CLEAN, ALLOCATE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
-    CLEAN: {WRITE: DIRTY, LEAVE: STORED, OUTDATE: STALE, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
-    DIRTY: {
-        WRITE: DIRTY, WRITE_BACK: STORED, LEAVE: ABSENT, OUTDATE: STALE, REPLACE: STORED, KEEP: DIRTY,
-        LOSE: ABSENT,
-    },
-    STALE: {WRITE: DIRTY, LEAVE: ABSENT, OUTDATE: STALE, REPLACE: STORED, LOSE: ABSENT},
+    ABSENT: {ALLOCATE: DIRTY, REPLACE: STORED, LOSE: ABSENT},
+    STORED: {LOAD: CLEAN, ALLOCATE: DIRTY, REPLACE: STORED, LOSE: ABSENT},
+    CLEAN: {WRITE: DIRTY, LEAVE: STORED, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
+    DIRTY: {WRITE: DIRTY, WRITE_BACK: STORED, LEAVE: ABSENT, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
 }
 
 
@@ -87,7 +81,7 @@ def test_bytes_are_never_read_from_where_there_are_none(transitions):
             assert below_is_good
         if transition in (WRITE_BACK, REPLACE):
             below_is_good = True
-        elif transition in (WRITE, OUTDATE, LOSE, ALLOCATE, KEEP) or (transition is LEAVE and before is not CLEAN):
+        elif transition in (WRITE, LOSE, ALLOCATE, KEEP) or (transition is LEAVE and before is not CLEAN):
             below_is_good = False
 
 

@@ -13,12 +13,12 @@ from asynctile import Engine
 from asynctile.cli.stress.place import StressEngine, draw_place
 from asynctile.cli.stress.writer import write_program
 from asynctile.measure.simulate import simulate
-from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm, sum_squares
+from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import AT_HOST, Program
 from asynctile.share import runtime_of
-from asynctile.storage.residency import CLEAN, DIRTY, STALE, STORED
+from asynctile.storage.residency import CLEAN, DIRTY, STORED
 from asynctile.storage.tile import NEVER, Tile
 from tests.by_hand import (
     NBYTES,
@@ -35,7 +35,7 @@ from tests.laws import covering, law
 from tests.matmul import Matmul, product_in_ram
 
 #: States in which a tile has a slot.
-IN_A_SLOT = (CLEAN, DIRTY, STALE)
+IN_A_SLOT = (CLEAN, DIRTY)
 #: Which of the products (i, j, k) of a Matmul run on the host.
 MIXTURES = {
     "all": lambda i, j, k: True,
@@ -183,17 +183,6 @@ async def test_a_tile_that_the_host_is_about_to_write_is_loaded_after_the_write(
         before = moved(engine)
         assert await run(engine, program, tiles) is None
         assert moved(engine, before)[0] == NBYTES
-
-
-async def test_numbers_reported_by_the_host_come_back():
-    a = Tile("a", SHAPE, persistent=True)
-    number = np.zeros(1)
-    async with Engine("emulated") as engine:
-        await runtime_of(engine).reserve(demand_of([], [a]))
-        await runtime_of(engine).store([(a, np.full(SHAPE, 2, np.float32))])
-        await runtime_of(engine).launch(on_host(sum_squares(a, number=0)), number)
-        await runtime_of(engine).synchronize()
-    assert number[0] == 4 * 32 * 32
 
 
 def test_the_floor_counts_an_operation_where_it_runs():
