@@ -63,7 +63,7 @@ def open_devices(
     return tuple(opened)
 
 
-def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
+def open_device(name: str, *, precision: str = "fp32") -> Device:
     """Do the same as `open_devices` with the name of one device."""
-    (device,) = open_devices(name, link_rate=link_rate, precision=precision)
+    (device,) = open_devices(name, precision=precision)
     return device

@@ -238,6 +238,8 @@ class LaunchStream:
         self._handle = stream.handle
         self.shared = driver.shared_nbytes
         self._precision = precision
+        self.gemm, self.gemm_onto = driver.gemm, driver.gemm_onto
+        self.attend, self.attend_backward = driver.attend, driver.attend_backward
 
     def open(self, zero: np.ndarray) -> None:
         """Open the libraries and allocate scratch. zero: a number in pinned RAM."""
@@ -256,23 +258,6 @@ class LaunchStream:
         packed = kernels.pack(args)
         shape = grid if isinstance(grid, tuple) else (grid,)
         self._driver.launch(kernel, shape, block, shared, packed.address, self._handle)
-
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
-        self._driver.gemm(a, b, c, ta, tb, accumulate)
-
-    def gemm_onto(
-        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
-    ) -> bool:
-        return self._driver.gemm_onto(a, b, c, ta, tb, source, bias)
-
-    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
-        return self._driver.attend(q, k, v, out, stats, seqs, heads)
-
-    def attend_backward(
-        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
-        seqs: int, heads: int,
-    ) -> bool:  # fmt: skip
-        return self._driver.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, seqs, heads)
 
     def close(self) -> None:
         self._driver.close_libraries()

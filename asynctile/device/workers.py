@@ -85,26 +85,18 @@ class WorkerDevice(HostMemory):
     ) -> StreamEvent:
         return self.launch(operation, arrays, number, waits, after)  # the same cores
 
-    def upload(
-        self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
-    ) -> StreamEvent:
-        return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
-
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
         corner_of = (target, corner(source, target.shape))
         return self._compute.enqueue(waits, np.copyto, corner_of, after=after, what=what)
 
-    def receive(
-        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
-    ) -> StreamEvent:
-        return self.copy(target, source, waits, after, what)
-
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
         return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
+
+    upload = receive = copy  # an emulated device has links for these
 
     def add_stream(self, name: str, threads: int) -> Stream:
         stream = Stream(name, self._lock, threads)
