@@ -7,12 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from asynctile import BudgetError, DeviceError, Engine
-from asynctile.ops import copy, fill, gemm
-from asynctile.program.needs import demand_of
-from asynctile.program.program import Program
+from asynctile import DeviceError, Engine
+from asynctile.ops import fill
 from asynctile.share import runtime_of
-from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.matmul import Matmul, product_in_ram
 from tests.settle import HANG_S
@@ -35,53 +32,6 @@ async def test_a_program_gives_the_same_bits_wherever_its_tiles_are(kind, option
             await again.run(engine)
         assert np.array_equal(await again.result(engine), expected)
     assert np.allclose(expected, work.a @ work.b, atol=1e-3)
-
-
-async def test_the_device_never_holds_more_than_its_cap():
-    work = Matmul()
-    async with engine_for(work, "emulated", slots=7) as engine:
-        await work.prepare(engine)
-        await work.run(engine)
-        statistics = engine.statistics()
-        assert statistics.device_peak_bytes <= 7 * work.nbytes
-        assert statistics.uploaded_bytes > 0
-
-
-async def test_the_same_run_moves_the_same_bytes_every_time():
-    moved = []
-    for _ in range(3):
-        work = Matmul()
-        async with engine_for(work, "emulated", slots=9) as engine:
-            await work.prepare(engine)
-            await work.run(engine)
-            moved.append((engine.statistics().uploaded_bytes, engine.statistics().downloaded_bytes))
-    assert len(set(moved)) == 1
-
-
-async def test_below_the_floor_nothing_is_stored():
-    work = Matmul()
-    async with engine_for(work, "emulated", slots=2) as engine:
-        with pytest.raises(BudgetError, match="gemm") as caught:
-            await work.prepare(engine)
-        assert caught.value.floor == 3 * work.nbytes
-        assert engine.statistics().host_used_bytes == 0
-
-
-async def test_single_operations_wait_for_inputs_that_nobody_has_enqueued_yet():
-    work = Matmul(n=1)
-    async with engine_for(work, "emulated") as engine:
-        await work.prepare(engine)
-        first, second = (Tile(name, (32, 32)) for name in ("first", "second"))
-
-        async def job():
-            consumer = asyncio.create_task(runtime_of(engine).assembly.launch(copy(first, second), None))
-            await asyncio.sleep(0)
-            assert not consumer.done()
-            await runtime_of(engine).assembly.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first), None)
-            await (await consumer).landed()
-
-        await runtime_of(engine).call(job())
-        assert np.allclose(await runtime_of(engine).read(second), work.a @ work.b, atol=1e-3)
 
 
 async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
@@ -167,23 +117,3 @@ async def test_without_prefetch_no_load_runs_beside_a_kernel(tmp_path):
     assert loads
     for load in loads:
         assert not any(span["ts"] < load["ts"] + load["dur"] and load["ts"] < span["ts"] + span["dur"] for span in kernels)
-
-
-async def test_a_temporary_may_be_named_twice_by_its_last_operation():
-    work = Matmul(n=1)
-    a, b, c = (work.tiles[name][0, 0] for name in "abc")
-    program = Program("square")
-    square = program.tile("square", a.shape)
-    program.add(gemm(a, b, square))
-    program.add(gemm(square, square, c))
-    program.finish()
-    async with engine_for(work, "emulated", slots=3) as engine:
-        await work.prepare(engine)
-
-        async def job():
-            async with runtime_of(engine).exclusive():
-                await (await runtime_of(engine).start(program, demand_of([program], work.standing()), {})).finish()
-
-        await runtime_of(engine).call(job())
-        product = work.a @ work.b
-        assert np.allclose(await runtime_of(engine).read(c), product @ product, atol=1e-2)

@@ -5,7 +5,6 @@ Readers themselves are tested in tests/test_hub.py, events of models and trainin
 
 import asyncio
 import logging
-import threading
 from concurrent.futures import Future
 
 import numpy as np
@@ -67,35 +66,6 @@ async def test_an_engine_tells_of_its_opening_and_closing_and_then_ends_its_read
     assert await rest(engine.events()) == []
     lines = [(record.name, record.levelname) for record in caplog.records]
     assert lines == [("asynctile.engine", "INFO"), ("asynctile.lifetime", "INFO")]
-
-
-async def test_readers_on_several_loops_get_the_same():
-    engine, got = Engine("cpu"), []
-    there, here = engine.events(), engine.events()
-    elsewhere = threading.Thread(target=lambda: got.extend(asyncio.run(rest(there))))
-    elsewhere.start()
-    async with engine:
-        pass
-    assert [type(event) for event in await rest(here)] == [Opened, Closing]
-    elsewhere.join()
-    assert [type(event) for event in got] == [Opened, Closing]
-
-
-async def test_a_reader_that_never_reads_delays_nothing_and_learns_how_much_it_missed():
-    async with Engine("cpu") as engine:
-        reader = engine.events(limit=2)
-        for number in range(5):
-            runtime_of(engine).tell(Fault, kind=RETRY, text=str(number))
-        assert await runtime_of(engine).call(asyncio.sleep(0, "still here")) == "still here"
-        got = await anext(reader), await anext(reader)
-    assert [(event.text, event.dropped) for event in got] == [("3", 3), ("4", 0)]
-
-
-async def test_an_invalid_limit_is_refused_and_adds_no_reader():
-    async with Engine("cpu") as engine:
-        with pytest.raises(ValueError, match="limit is 0"):
-            engine.events(limit=0)
-        assert not runtime_of(engine).tell.is_heard
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("eio_read", RETRY), ("eio_write", RETRY), ("flip_read", REPAIR)])

@@ -144,21 +144,6 @@ def test_ram_is_pinned_slab_by_slab_as_slots_are_used_and_unpinned_when_freed():
     assert not driver.pinned
 
 
-def test_ram_that_cannot_be_pinned_is_a_budget_error(monkeypatch):
-    from asynctile.device.driver import OutOfMemory
-
-    driver = SoftDriver()
-
-    def refuse(address, nbytes):
-        raise OutOfMemory("no")
-
-    monkeypatch.setattr(driver, "pin", refuse)
-    memory = PinnedMemory(driver)
-    _, slots = slots_of(memory, 1 << 20, 1)
-    with pytest.raises(BudgetError, match=r"1\.00 MiB more RAM cannot be locked for copies to cuda:0: .*lower host_memory"):
-        memory.array(slots[0], (4,), np.float32)
-
-
 def test_a_download_to_unpinned_ram_does_not_hold_the_caller(device, views):
     gate = threading.Event()
     device.kernels["hold"] = lambda on, *arrays: device.driver.hold(gate, device.streams()[0].handle)

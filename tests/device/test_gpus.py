@@ -84,7 +84,7 @@ class Pair:
             gpu.close()
 
 
-@pytest.fixture(params=range(4))
+@pytest.fixture(params=range(2))
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     found = Pair(request.param)
     yield found

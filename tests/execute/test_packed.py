@@ -1,6 +1,6 @@
 """Packed steps, played and by coroutines: the bits of any other way under any packing, the planned bytes, other work between.
 
-tests/schedule/test_packing.py tests whether a packing is valid, test_space.py a schedule of one.
+tests/schedule/test_packing.py tests whether a packing is valid, and test_decide.py a schedule of one.
 """
 
 from __future__ import annotations

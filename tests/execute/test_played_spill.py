@@ -13,7 +13,6 @@ from asynctile.layers import AdamW, Trainer
 from asynctile.layers.report import StepReport
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.faults import SURVIVED, Faults
-from tests.execute.test_space import OVER_A_FILE
 from tests.inside_engine import watch
 from tests.laws import law
 from tests.layers.shapes import Shape
@@ -22,6 +21,21 @@ from tests.settle import HANG_S
 from tests.test_failures import Deaf
 
 OPTIMIZER = AdamW(lr=1e-2)
+#: Devices over a spill folder: caps as shares of the states, and options of the trainer.
+OVER_A_FILE = {
+    "cpu over a file": ("cpu", {"host_memory": 1.5}, {}),
+    "cpu, kept": ("cpu", {"host_memory": 1.5}, {"recompute": False}),
+    "cpu, inputs in the file": ("cpu", {"host_memory": 1.2}, {}),
+    "cpu over a file, clipped": ("cpu", {"host_memory": 1.6}, {"clip_norm": 0.1}),
+    "emulated over a file": ("emulated", {"device_memory": 0.3, "host_memory": 1.5}, {}),
+    "emulated, one slot of each size in RAM": ("emulated", {"device_memory": 0.3, "host_memory": 0.15}, {}),
+    "emulated, most on the device": ("emulated", {"device_memory": 1.2, "host_memory": 0.6}, {}),
+    "emulated, clipped": ("emulated", {"device_memory": 0.3, "host_memory": 1.5}, {"clip_norm": 0.1}),
+    "emulated, updated in RAM": ("emulated", {"device_memory": 0.3, "host_memory": 1.0}, {"update": "host"}),
+    "emulated, clipped, updated in RAM": (
+        "emulated", {"device_memory": 0.3, "host_memory": 1.0}, {"clip_norm": 0.1, "update": "host"},
+    ),
+}  # fmt: skip
 _undisturbed: dict[str, Tensors] = {}
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine
-from asynctile.ops import gemm
 from asynctile.share import runtime_of
 from asynctile.storage.residency import ABSENT, DIRTY
 from asynctile.storage.tile import NEVER
@@ -185,19 +184,6 @@ async def test_a_program_waits_for_lent_ram_that_it_needs(tmp_path):
         for _ in range(2):
             await runtime_of(engine).call(given_back(again))
         assert engine.statistics().host_used_bytes == 48 * work.nbytes
-
-
-async def test_an_operation_that_waits_for_its_input_is_woken_when_the_input_arrives(tmp_path):
-    work = Matmul()
-    async with engine_for(work, tmp_path, "emulated", 6, 6, watchdog=60) as engine:
-        await runtime_of(engine).reserve(work.demand)
-        a, b, c = (work.tiles[name][0, 0] for name in "abc")
-        waiting = asyncio.create_task(runtime_of(engine).launch(gemm(a, b, c)))
-        await settle(engine)
-        assert not waiting.done()
-        await work.prepare(engine)
-        await waiting
-        assert np.allclose(await runtime_of(engine).read(c), work.part(work.a, 0, 0) @ work.part(work.b, 0, 0), atol=1e-3)
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])

@@ -29,39 +29,6 @@ async def test_work_runs_in_the_order_of_enqueuing(streams):
     assert seen == list(range(100))
 
 
-async def test_a_stream_waits_for_an_event_of_another(streams):
-    gate, seen = threading.Event(), []
-    first = streams[0].enqueue((), gate.wait, ())
-    second = streams[1].enqueue((first,), seen.append, ("second",))
-    let_through(streams[1])
-    assert not second.done
-    assert seen == []
-    gate.set()
-    await second.landed()
-    assert seen == ["second"]
-
-
-async def test_an_error_reaches_all_work_that_waits_for_it_and_no_other(streams):
-    seen = []
-
-    def fail():
-        raise ValueError("bad kernel")
-
-    failed = streams[0].enqueue((), fail, ())
-    poisoned = streams[1].enqueue((failed,), seen.append, ("poisoned",))
-    healthy = streams[1].enqueue((), seen.append, ("healthy",))
-    with pytest.raises(ValueError, match="bad kernel"):
-        await poisoned.landed()
-    await healthy.landed()
-    assert seen == ["healthy"]
-
-
-async def test_settling_does_not_raise(streams):
-    failed = streams[0].enqueue((), int, ("x",))
-    await failed.settled()
-    assert isinstance(failed.error, ValueError)
-
-
 async def test_an_event_that_lands_without_a_listener_is_harmless(streams):
     gate = threading.Event()
     event = streams[0].enqueue((), gate.wait, ())
@@ -88,16 +55,6 @@ async def test_only_waits_for_copies_count_as_stall(streams):
     gate.set()
     await after_copy.landed()
     assert streams[1].waiting_s > 0.0
-
-
-async def test_ready_work_does_not_wait_behind_work_that_is_not(streams):
-    gate, seen = threading.Event(), []
-    held = streams[0].enqueue((), gate.wait, ())
-    late = streams[1].enqueue((held,), seen.append, ("late",))
-    await streams[1].enqueue((), seen.append, ("early",)).landed()
-    gate.set()
-    await late.landed()
-    assert seen == ["early", "late"]
 
 
 async def test_a_stream_of_several_threads_runs_as_many_at_once():
@@ -153,24 +110,6 @@ async def test_idle_time_is_no_stall(streams):
     before = streams[1].waiting_s
     await streams[1].enqueue((), int, ()).landed()
     assert streams[1].waiting_s == before
-
-
-async def test_work_that_only_comes_after_other_work_runs_even_if_that_failed(streams):
-    gate, seen = threading.Event(), []
-
-    def fails():
-        gate.wait()
-        seen.append("failed")
-        raise ZeroDivisionError
-
-    bad = streams[0].enqueue((), fails, ())
-    follower = streams[1].enqueue((), seen.append, ("follower",), after=(bad,))
-    dependent = streams[1].enqueue((bad,), seen.append, ("dependent",))
-    gate.set()
-    await follower.landed()
-    with pytest.raises(ZeroDivisionError):
-        await dependent.landed()
-    assert seen == ["failed", "follower"]
 
 
 @pytest.fixture

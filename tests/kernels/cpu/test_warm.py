@@ -119,11 +119,6 @@ def test_another_environment_with_the_same_sources_has_nothing_to_compile(enviro
     assert [environments("two"), environments("one")] == [compiled, "[] 0"]
 
 
-def test_a_named_folder_comes_before_the_users_cache(environments, tmp_path):
-    environments("one", NUMBA_CACHE_DIR=str(tmp_path / "named"))
-    assert list((tmp_path / "named").rglob("*.nbi")) and not list((tmp_path / "cache").rglob("*.nbi"))
-
-
 def test_kernels_are_kept_beside_the_sources_if_others_can_write_the_cache(environments, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
