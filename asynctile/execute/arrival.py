@@ -24,7 +24,7 @@ from asynctile.schedule.uses import tiles_of
 from asynctile.storage.residency import ABSENT, DIRTY, Residency
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER, Tile
-from asynctile.streams.event import StreamEvent
+from asynctile.streams.event import StreamEvent, failed
 
 #: Slot of each place.
 Slots = Mapping[Place, Slot]
@@ -199,8 +199,4 @@ def in_the_way(tiers: Tiers, program: Program) -> list[Residency]:
 def _failed(failure: Callable[[int], BaseException | None], entry: int) -> StreamEvent | None:
     """Return a failed event for an entry that did not go well, else None."""
     error = None if entry == NOBODY else failure(entry)
-    if error is None:
-        return None
-    event = StreamEvent()
-    event.done, event.error = True, error
-    return event
+    return None if error is None else failed(error)

@@ -28,10 +28,10 @@ import numpy as np
 from asynctile.device.base import Device
 from asynctile.execute.workers.places import FAILED, OK, PENDING
 from asynctile.memory.placed import Placed
-from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.program.operation import Operation
 from asynctile.schedule.schedule import DISK, RAM, Kind, Scheduled
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import StreamEvent
+from asynctile.streams.event import StreamEvent, failed
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
@@ -89,7 +89,7 @@ class Issuer:
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
         """Return the events of the operations of a stretch that report a number."""
-        return [event for event, entry in self._of(stretch) if _reports(entry.what)]
+        return [event for event, entry in self._of(stretch) if entry.reports]
 
     def ended(self, stretch: int) -> Sequence[StreamEvent]:
         """Return the events of a stretch that are not done or have failed."""
@@ -227,18 +227,7 @@ def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[tuple[int, int]
     return dict(sorted(found.items()))
 
 
-def failed(error: BaseException, what: object) -> StreamEvent:
-    """Return a failed event, for work that never began."""
-    event = StreamEvent(what=what)
-    event.done, event.error = True, error
-    return event
-
-
 def _status(event: StreamEvent | None) -> int:
     if event is None or not event.done:
         return PENDING
     return OK if event.error is None else FAILED
-
-
-def _reports(what: object) -> bool:
-    return isinstance(what, Operation) and what.number not in (None, NO_NUMBER)

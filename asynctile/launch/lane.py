@@ -22,7 +22,7 @@ from asynctile.memory.tier import Tier
 from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.storage.move import Move
-from asynctile.storage.residency import ABSENT, MOST_READS, Residency
+from asynctile.storage.residency import ABSENT, Residency
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.run_ahead import RunAhead
 
@@ -101,16 +101,9 @@ class Lane:
 
     def _used(self, operands: Sequence[Residency], access: str, rank: int, event: StreamEvent) -> None:
         """Leave `event` and the rank with the tiles, for their next users."""
-        used = self.tier.ledger.used
         for residency, how in zip(operands, access):  # noqa: B905
-            if how == READ:
-                residency.reads.append(event)
-                if len(residency.reads) > MOST_READS:
-                    residency.reads = [read for read in residency.reads if not read.done]
-            else:
-                residency.written = event
-                residency.reads = []
-            used(residency, rank, how != READ)
+            note = self.tier.read_by if how == READ else self.tier.written_by
+            note(residency, event, rank)
 
 
 def ordering(operands: Sequence[Residency], access: str) -> tuple[list[Any], list[StreamEvent], list[StreamEvent]]:

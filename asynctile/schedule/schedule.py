@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from asynctile.program.operation import Operation
+from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.start import Seam
 from asynctile.storage.residency import State
@@ -96,6 +96,11 @@ class Scheduled:
         if self.kind is Kind.TRANSFER:
             return next(place.nbytes for place in self.places if place.tier == DISK)
         return self.what.nbytes if isinstance(self.what, Tile) else 0
+
+    @property
+    def reports(self) -> bool:
+        """Whether it reports a number to the host."""
+        return isinstance(self.what, Operation) and self.what.number not in (None, NO_NUMBER)
 
     def __str__(self) -> str:
         where = " ".join(f"{place.tier}:{place.index}" for place in self.places)

@@ -110,6 +110,13 @@ class StreamEvent:
                 pass  # the loop that waited has been closed: nobody is left to tell
 
 
+def failed(error: BaseException, what: object = None) -> StreamEvent:
+    """Return a failed event, for work that never began or whose event is gone."""
+    event = StreamEvent(what=what)
+    event.done, event.error = True, error
+    return event
+
+
 #: Events that work waits for, in no particular order.
 StreamEvents = Sequence[StreamEvent]
 

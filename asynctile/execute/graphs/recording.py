@@ -14,7 +14,7 @@ import numpy as np
 
 from asynctile.device.base import GraphRecorder, Node
 from asynctile.memory.placed import Placed
-from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.program.operation import Operation
 from asynctile.schedule.pieces import Aside, Piece, Pieces
 from asynctile.schedule.schedule import Arrays, Scheduled
 
@@ -111,9 +111,8 @@ def items_of(pieces: Pieces) -> tuple[Item, ...]:
     found = list[Item]()
 
     def add(stretch: int, what: Piece | Aside) -> None:
-        whats = [entries[entry].what for entry in (what.nodes if isinstance(what, Piece) else (what.entry,))]
-        reports = any(isinstance(one, Operation) and one.number not in (None, NO_NUMBER) for one in whats)
-        found.append(Item(stretch, what, reports))
+        nodes = what.nodes if isinstance(what, Piece) else (what.entry,)
+        found.append(Item(stretch, what, any(entries[node].reports for node in nodes)))
 
     for stretch in range(len(pieces.schedule.stretches)):
         own = [aside for aside in pieces.asides if entries[aside.entry].stretch == stretch]

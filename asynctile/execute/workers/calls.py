@@ -15,7 +15,7 @@ from asynctile.execute.template import Kernels, Template
 from asynctile.execute.workers.layout import Block, layout
 from asynctile.execute.workers.native import WIDTHS
 from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, Tables
-from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.program.operation import Operation
 from asynctile.schedule.schedule import RAM, Arrays, Kind, Schedule, Scheduled
 
 #: Words of a copy: target, source, number of bytes.
@@ -81,7 +81,7 @@ class Calls(Template):
             kinds=np.array([self._kind(entry) for entry in entries], np.int8),
             devices=np.array([_device(entry) for entry in entries], np.int8),
             stretches=np.array([entry.stretch for entry in entries], np.int32),
-            reports=np.array([_reports(entry.what) for entry in entries], np.int8),
+            reports=np.array([entry.reports for entry in entries], np.int8),
             address=np.array([0 if block is None else block.address for block in blocks], np.int64),
             counts=np.array(sizes, np.int32),
             words=words, words_at=words_at, reals=reals,
@@ -139,7 +139,3 @@ def _device(entry: Scheduled) -> int:
     """Return the device whose workers carry out an entry."""
     is_in_ram = entry.kind in (Kind.OPERATION, Kind.COPY) and entry.places[0].tier == RAM
     return ANY_DEVICE if is_in_ram else entry.device
-
-
-def _reports(what: object) -> bool:
-    return isinstance(what, Operation) and what.number not in (None, NO_NUMBER)
