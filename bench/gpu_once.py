@@ -1,7 +1,6 @@
 """One small call of every kernel, with its arguments and expected results, for gpu_smoke.py and gpu_race.py.
 
-The arguments are those of tests/kernels/cuda/test_orders.py, plus those of attention. tests/verbs.py computes the expected
-results in float64.
+The arguments are those of tests/kernels/calls.py. tests/verbs.py computes the expected results in float64.
 """
 
 from __future__ import annotations
@@ -13,47 +12,23 @@ import numpy as np
 from asynctile.kernels.bf16 import from_bf16
 from asynctile.kernels.cuda import KERNELS
 from asynctile.program.precision import BF16
-from tests.kernels.cuda.test_orders import calls
-from tests.kernels.values import poison, random
+from tests.kernels import calls
 from tests.verbs import VERBS
 
-#: Arrays, parameters, and whether a number is reported.
-Call = tuple[list[np.ndarray], tuple[Any, ...], bool]
-#: Sequences, tokens of each, heads, columns of a head.
-ATTENTION = (2, 96, 2, 64)
 #: By kernel, an operand and those of its rows that are workspace, in which a library may leave anything.
-ROOM = {"attention": (4, slice(ATTENTION[2], None)), "attention_backward_whole": (6, slice(None))}
+ROOM = {"attention": (4, slice(calls.ATTENTION[2], None)), "attention_backward_whole": (6, slice(None))}
 #: Tolerances relative to the largest expected magnitude: if any operand is bf16, and if none is.
 TOLERANCE = {True: 3e-2, False: 2e-3}
 
 
-def every_call(dtype: str) -> dict[str, Call]:
+def every_call(dtype: str) -> dict[str, calls.Call]:
     """Return all calls by kernel, AdamW first, because its bits must equal the CPU's."""
-    found: dict[str, Call] = calls(dtype) | attention(dtype)
+    found = calls.every_call(dtype)
     assert found.keys() == KERNELS.keys()
     return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("adamw"), item[0])))
 
 
-def attention(dtype: str) -> dict[str, Call]:
-    """Return the calls of attention, each with the results of the earlier ones."""
-    seqs, tokens, heads, hs = ATTENTION
-    rows, columns = seqs * tokens, heads * hs
-    q, k, v, dout = (random(seed, rows, columns, dtype=dtype) for seed in range(4))
-    out, stats = poison(rows, columns, dtype=dtype), poison(2 * heads, rows)
-    whole, delta = (seqs, heads, True, True), poison(heads, rows)
-    VERBS["attention"](q, k, v, out, stats, *whole)
-    VERBS["attention_delta"](out, dout, delta, heads)
-    gradients = [poison(rows, columns, dtype=dtype) for _ in range(3)]
-    return {
-        "attention": ([q, k, v, poison(rows, columns, dtype=dtype), poison(2 * heads, rows)], whole, False),
-        "attention_delta": ([out, dout, poison(heads, rows)], (heads,), False),
-        "attention_backward": ([q, k, v, dout, stats, delta, *gradients], whole, False),
-        "attention_backward_whole": (
-            [q, k, v, out, dout, stats, poison(heads, rows), *gradients], (seqs, heads), False),
-    }  # fmt: skip
-
-
-def run_once(machine: Any, verb: str, call: Call) -> str | None:
+def run_once(machine: Any, verb: str, call: calls.Call) -> str | None:
     """Run a call on a machine of tests/gpu or tests/cuda. Return what is wrong with its results, in words, or None."""
     arrays, params, reports = call
     found, expected = ([array.copy() for array in arrays] for _ in range(2))

@@ -9,11 +9,8 @@ from asynctile.execute.workers.layout import layout
 from asynctile.kernels.cpu import KERNELS, warm
 from asynctile.kernels.cpu.jit import SIGNATURES
 from tests.execute.workers.schedules import compiled, fail, mark, overdraw, room
-from tests.kernels.cpu.test_bits import operands
-from tests.kernels.cuda.test_orders import calls
+from tests.kernels.calls import every_call
 from tests.kernels.reference import random
-
-ATTENTION = ("attention", "attention_delta", "attention_backward", "attention_backward_whole")
 
 
 @njit(nogil=True)
@@ -39,9 +36,7 @@ def by_address(block, arrays):
 def examples():
     """Yield (kernel, arrays, params, whether there is a number), at least one of each signature."""
     for dtype in ("f32", "bf16"):
-        yield from ((name, *call) for name, call in calls(dtype).items())
-    for name in ATTENTION:
-        yield name, *operands(name), False
+        yield from ((name, *call) for name, call in every_call(dtype).items())
     rows = [random(seed, 300) for seed in range(3)]
     yield "adamw", [*rows, np.abs(rows[1]), np.abs(random(9, 9))], (False, 2), True
     yield "sum_squares", [rows[0]], (2,), True
