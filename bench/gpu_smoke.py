@@ -33,7 +33,7 @@ from asynctile.ops import copy
 from asynctile.schedule.schedule import Kind
 from asynctile.storage.tile import Tile
 from tests.gpu.machine import HardMachine
-from tests.kernels.cuda.test_adamw import HYPER, assert_equals_the_cpu
+from tests.kernels.test_adamw import HYPER, assert_equals_the_cpu
 from tests.kernels.values import poison, random, wide
 
 MIB = 1 << 20

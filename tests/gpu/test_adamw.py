@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.machine import HardMachine
-from tests.kernels.cuda.test_adamw import HYPER, assert_equals_the_cpu
+from tests.kernels.test_adamw import HYPER, assert_equals_the_cpu
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,11 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 MODULES = (
-    "cuda.test_adamw", "test_attention", "test_attention_page", "test_cross_entropy", "test_elementwise", "test_embedding",
+    "test_adamw", "test_attention", "test_attention_page", "test_cross_entropy", "test_elementwise", "test_embedding",
     "test_gelu", "test_gemm", "test_gemm_rows", "test_layernorm", "test_rows",
 )  # fmt: skip
 
 for module in MODULES:
     for name, test in vars(importlib.import_module(f"tests.kernels.{module}")).items():
         if name.startswith("test_") and "machine" in inspect.signature(test).parameters:
-            globals()[f"{module.rpartition('.')[2]}: {name.removeprefix('test_')}"] = test
+            globals()[f"{module}: {name.removeprefix('test_')}"] = test

@@ -22,10 +22,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(params=["cpu", "cuda"])
 def machine(request):
     """A machine with run(verb, arrays, params, number=None)."""
-    return CpuMachine() if request.param == "cpu" else soft_machine()
-
-
-def soft_machine():
+    if request.param == "cpu":
+        return CpuMachine()
     if missing():
         pytest.skip(missing())
     library().order("forward")
