@@ -26,7 +26,7 @@ for line in sys.stdin:
 async def test_a_process_forked_into_another_session_stops_writing_once_it_is_left(tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)
-        async with Partner("a process that forks", ("-c", _FORKING), folder) as partner:
+        async with Partner(("-c", _FORKING), folder) as partner:
             child = (await partner.ask(1))["child"]
             while not (folder / "a" / "b" / "c").exists():
                 os.sched_yield()

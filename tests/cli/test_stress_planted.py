@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.stress import cancel, crawl, faults, truncate
+from asynctile.cli.stress import cancel, crawl, faults, partner, truncate
 from asynctile.cli.stress import round as rounds
-from asynctile.cli.stress.conductor import Conductor
-from asynctile.cli.stress.inputs import scenario as inputs
 from asynctile.cli.stress.lives import Disturber
 from asynctile.cli.stress.round import seed_after
 from asynctile.device.workers import WorkerDevice
+from asynctile.loop.keeper import Keeper
 from asynctile.memory.caps import Loan
 from asynctile.program.program import Program
 from asynctile.storage import spill
@@ -219,10 +218,9 @@ def test_a_weight_that_changes_while_its_step_can_still_be_cancelled_is_found(
 #: A stand-in for the process that damages inputs: one file of a run, one damage, one command, and a bug from the second case
 #: on.
 _ATTACKED = """
-import sys
 from functools import partial
-from pathlib import Path
 from asynctile.cli import run_folder
+from asynctile.cli.stress import answers
 from asynctile.cli.stress.inputs import attacker, content, damage, document, impostor, prey
 from asynctile.storage import input, inside
 
@@ -240,7 +238,7 @@ def planted(self, seed):
     return play(self, seed)
 
 attacker.Attacker.play = planted
-attacker.main(Path(sys.argv[1]))
+answers.answer_seeds(attacker.Attacker)
 """
 _RESUME, _PLAN = 0, -1
 
@@ -261,8 +259,87 @@ def test_a_command_that_trusts_its_files_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch, damage: str, order: int, bug: str, kind: str, what: str
 ) -> None:
     """The same damage without the bug does nothing."""
-    monkeypatch.setattr(Conductor, "lanes", 1)
-    monkeypatch.setattr(inputs, "PROGRAM", ("-c", _ATTACKED.format(damage=damage, order=order, bug=bug)))
+    monkeypatch.setitem(partner.PROGRAMS, "inputs", ("-c", _ATTACKED.format(damage=damage, order=order, bug=bug)))
     failures = run("inputs", 2)["failures"]
     assert [(failure["seed"], failure["kind"]) for failure in failures] == [(seed_after(1, 1), kind)]
     assert what in failures[0]["what"]
+
+
+def test_an_engine_that_asks_for_a_thread_as_it_closes_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Keeper.last
+
+    def asks(self: Keeper, work: Callable[[], None], end: Any) -> None:
+        try:
+            threading.Thread(target=bool, name="asynctile-closing").start()
+        finally:
+            last(self, work, end)  # otherwise its thread would wait in the tests after this one
+
+    monkeypatch.setattr(Keeper, "last", asks)
+    assert any("can't start new thread" in failure["what"] for failure in run("threads", 12)["failures"])
+
+
+_PLANTED_IN_SAVES = """
+from asynctile.cli.stress import answers, saver
+from asynctile.storage import beside, folder
+
+def removed_first(parent, fresh, final):
+    if parent.stat(final) is not None:
+        parent.remove_tree(final)
+    parent.rename(fresh, final)
+
+#: Names alone: what is written is what it is in either case.
+saver._LOOKS |= {{"open", "close", "pwrite", "write", "fsync", "posix_fallocate", "replace", "__exit__"}}
+{bug}
+answers.answer_seeds(saver.Saver)
+"""
+
+
+@pytest.mark.parametrize(("bug", "kind", "what"), [
+    ("folder.swap = removed_first", "lost", "no checkpoint loads"),
+    ("folder.recover_folder = lambda parent, name: None", "leaked", "beside the checkpoint"),
+], ids=["the older one is removed first", "what a kill has left stays"])  # fmt: skip
+def test_a_save_that_may_lose_both_checkpoints_is_found(
+    run: Run, monkeypatch: pytest.MonkeyPatch, bug: str, kind: str, what: str
+) -> None:
+    monkeypatch.setitem(partner.PROGRAMS, "saves", ("-c", _PLANTED_IN_SAVES.format(bug=bug)))
+    (failure,) = run("saves", 1)["failures"]
+    assert failure["kind"] == kind and what in failure["what"]
+
+
+#: A stand-in for the process that sends signals: at the given distance, the first a little later in each round.
+_PLANTED_IN_SIGNALS = """
+import random
+from itertools import count
+from types import SimpleNamespace
+from asynctile.cli import interrupt, session, train
+from asynctile.cli.stress import answers, signaller
+
+rounds = count(1)
+
+class Chance(random.Random):
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.drawn = [{apart} / 3, 0.2 * (1 + next(rounds) % 4)]
+
+    def uniform(self, least, most):
+        return least + self.drawn.pop() * (most - least)
+
+signaller.random = SimpleNamespace(Random=Chance)
+{bug}
+answers.answer_seeds(signaller.Signaller)
+"""
+
+
+@pytest.mark.parametrize(("apart", "bug", "kind", "what"), [
+    (0.5, "interrupt.AGAIN_S = 0", "lost", "apart ended it at once"),
+    (2.5, "interrupt.AGAIN_S = 60", "hung", "did not end it"),
+    (2.5, "train.last_words = session.last_words = lambda folder, newest: "
+          "f'asynctile train: stopped at once; with --resume, {folder.path} starts at step 7'", "failed", "at step 7"),
+], ids=["a pair that ends it at once", "a second signal that ends nothing", "a line that is not true"])  # fmt: skip
+def test_a_signal_with_another_effect_than_promised_is_found(
+    run: Run, monkeypatch: pytest.MonkeyPatch, apart: float, bug: str, kind: str, what: str
+) -> None:
+    """Four rounds: in one of them the first signal comes while steps are done."""
+    monkeypatch.setitem(partner.PROGRAMS, "signals", ("-c", _PLANTED_IN_SIGNALS.format(apart=apart, bug=bug)))
+    failures = run("signals", 4)["failures"]
+    assert failures and all(failure["kind"] == kind and what in failure["what"] for failure in failures)

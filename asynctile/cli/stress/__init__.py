@@ -2,15 +2,15 @@
 
     settings.py   what was asked for        conductor.py  whose turn it is       round.py   one round and its checks
     tally.py      what was counted          table.py, report.py  output          leaks.py   what may not be left behind
-    programs.py   scenario random           thrash.py, train.py, faults.py, truncate.py, crawl.py, cancel.py, kill.py   the
-                                            scenarios of their names
+    programs.py   scenario random           thrash.py, train.py, faults.py, truncate.py, crawl.py, cancel.py   the scenarios
+                                            of their names
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
     calls.py      every public coroutine    disturb.py    cancelled, timed out, abandoned
     lives.py      lives of engines          settled.py    what must hold between calls
     models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
-    saves.py      scenario saves            saver.py      the process that kills saves, call by call
-    signals.py    scenario signals          signaller.py  the process that sends signals
-    partner.py    a process beside stress   inputs/       scenario inputs
+    partner.py    a process beside stress   saver.py      the process that kills saves, call by call
+    answers.py    what it answers           signaller.py  the process that sends signals
+    inputs/       scenario inputs
     threads.py    scenario threads          refusals.py   threads that are refused
 
 A round is one try of a scenario with a seed of its own. Covers `run`: set-up, signals, exit status. A run lasts minutes and

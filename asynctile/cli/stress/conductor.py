@@ -1,4 +1,4 @@
-"""The order of rounds: scenarios take turns by their share of the time, beside processes that kill and signal.
+"""The order of rounds: scenarios take turns by their share of the time, beside processes that play the others (partner.py).
 
 A round is one try of a scenario with a seed of its own (round.py). Covers `Conductor`: turns, seeds, deadlines, and the
 consequences of a failed round. A scenario's file says what its rounds do.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import os
 import shutil
 import sys
 import time
@@ -19,14 +18,10 @@ from pathlib import Path
 
 from asynctile.cli.stress import cancel, crawl, faults, programs, thrash, threads, train, truncate
 from asynctile.cli.stress.finding import Finding
-from asynctile.cli.stress.inputs.scenario import Attack
-from asynctile.cli.stress.kill import Killer
 from asynctile.cli.stress.models import Course
-from asynctile.cli.stress.partner import Ended
+from asynctile.cli.stress.partner import PROGRAMS, Ended, Partner
 from asynctile.cli.stress.round import Round, seed_after
-from asynctile.cli.stress.saves import Saves
 from asynctile.cli.stress.settings import StressSettings
-from asynctile.cli.stress.signals import Signals
 from asynctile.cli.stress.tally import Failure, Tally
 from asynctile.errors import StalledError
 
@@ -41,12 +36,11 @@ PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
 }  # fmt: skip
 #: Share of each scenario that takes turns in their common time.
 _SHARES = {
-    "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.13,
-    "truncate": 0.04, "crawl": 0.06, "threads": 0.05,
+    "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "truncate": 0.04, "crawl": 0.06,
+    "threads": 0.05,
 }  # fmt: skip
-_BESIDE: dict[str, type[Killer | Saves | Signals]] = {"kill": Killer, "saves": Saves, "signals": Signals}
-#: Share of all time that each of these may take beside others.
-_SHARE_BESIDE = 0.25
+#: Share of all time that each process may take beside others.
+_SHARE_BESIDE = 0.2
 
 
 class Conductor:
@@ -63,23 +57,16 @@ class Conductor:
         self._stopped = stopped
         self._course = Course()
         self._played = dict.fromkeys(settings.scenarios, 0)
-        self._plays = PLAYS | {"inputs": self._attack}
-        self._attacks: list[Attack] = []
         self._over: set[str] = set()
         self._began_s = time.monotonic()
 
     async def run(self) -> None:
         """Play until the time is over, every scenario has had its rounds, or `stopped` says so."""
         async with AsyncExitStack() as stack:
-            if "inputs" in self._played:
-                for lane in range(self.lanes):
-                    self._attacks.append(await stack.enter_async_context(Attack(self.folder / f"inputs-{lane}")))
-            names = [name for name in _BESIDE if name in self._played]
-            partners = [_BESIDE[name](self.folder / name) for name in names]
-            for partner in partners:
+            partners = {name: Partner(words, self.folder / name) for name, words in PROGRAMS.items() if name in self._played}
+            for partner in partners.values():
                 await stack.enter_async_context(partner)
-            tasks = {name: asyncio.create_task(self._play_beside(name, partner))
-                     for name, partner in zip(names, partners, strict=True)}
+            tasks = {name: asyncio.create_task(self._play_beside(name, partner)) for name, partner in partners.items()}
             try:
                 await self._take_turns()
                 while left := [task for name, task in tasks.items() if not task.done() and not self._is_left(name)]:
@@ -91,18 +78,6 @@ class Conductor:
         for task in tasks.values():
             if not task.cancelled():
                 task.result()
-
-    @property
-    def lanes(self) -> int:
-        """The number of rounds at the same time: one, except where single-threaded processes do all the work."""
-        return len(os.sched_getaffinity(0)) if self.settings.scenarios == ("inputs",) else 1
-
-    async def _attack(self, round: Round) -> bool:
-        attack = self._attacks.pop()
-        try:
-            return await attack.play(round)
-        finally:
-            self._attacks.append(attack)
 
     def _goes_on(self, name: str) -> bool:
         """Return whether a scenario has another round; each has at least one, however short the time."""
@@ -126,13 +101,8 @@ class Conductor:
         return time.monotonic() - self._began_s
 
     async def _take_turns(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self.lanes):
-                group.create_task(self._take_turn_after_turn())
-
-    async def _take_turn_after_turn(self) -> None:
         """Play the scenario that has had the least of its share, again and again."""
-        while names := [name for name in self._played if name in self._plays and self._goes_on(name)]:
+        while names := [name for name in self._played if name in PLAYS and self._goes_on(name)]:
             await self._play(min(names, key=lambda name: self.tally.seconds[name] / _SHARES[name]))
 
     async def _play(self, name: str) -> None:
@@ -159,7 +129,7 @@ class Conductor:
     async def _judge(self, round: Round) -> None:
         """Play a round, and count it and its failure. Errors of the round are not raised."""
         try:
-            counts = await self._plays[round.scenario](round)
+            counts = await PLAYS[round.scenario](round)
         except Finding as finding:
             self._fail(round.scenario, round.seed, finding)
         except StalledError as error:
@@ -172,7 +142,7 @@ class Conductor:
                 return
         self.tally.rounds[round.scenario] += 1
 
-    async def _play_beside(self, name: str, partner: Killer | Saves | Signals) -> None:
+    async def _play_beside(self, name: str, partner: Partner) -> None:
         """Play rounds in another process while there are any; beside other scenarios, leave them most of the machine."""
         while self._goes_on(name):
             seed = self._next_seed(name)
@@ -192,10 +162,8 @@ class Conductor:
         return seed
 
     def _fail(self, name: str, seed: int, finding: Finding) -> None:
-        """Count a failure. A scenario whose process has ended is over, and that is reported once."""
+        """Count a failure. A scenario whose process has ended is over."""
         if isinstance(finding, Ended):
-            if name in self._over:
-                return
             self._over.add(name)
         self.tally.lost_bytes += finding.nbytes
         self.tally.failures.append(Failure(name, seed, finding.kind, " ".join(str(finding).split())))

@@ -1,7 +1,7 @@
-"""A process beside stress that forks: it reads one seed per line and answers each with a line of JSON.
+"""A process beside stress that forks: it reads one seed per line and answers each with a line of JSON (answers.py).
 
-Covers its life on the side of stress. The module that it runs handles the seeds: killer.py, inputs/attacker.py. It lives from
-the first round to the last, so that no descriptor comes or goes while other rounds count theirs.
+Covers its life on the side of stress. It lives from the first round to the last, so that no descriptor comes or goes while
+other rounds count theirs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from typing import Any, Self
 import psutil
 
 from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.tally import Tally
 from asynctile.storage.documents import finish
 
-__all__ = ["Ended", "Partner"]
+__all__ = ["PROGRAMS", "Ended", "Partner"]
+
+#: The program of each scenario that a process plays.
+PROGRAMS = {
+    "kill": ("-m", "asynctile.cli.stress.killer"), "saves": ("-m", "asynctile.cli.stress.saver"),
+    "signals": ("-m", "asynctile.cli.stress.signaller"), "inputs": ("-m", "asynctile.cli.stress.inputs.attacker"),
+}  # fmt: skip
 
 #: One thread, because a fork takes no other thread along.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -37,13 +44,9 @@ class Ended(Finding):
 
 
 class Partner:
-    """The process `python -m MODULE FOLDER`, working in `folder`.
+    """The process `python -m MODULE FOLDER`, working in `folder`. words: the arguments `-m MODULE`."""
 
-    words: the arguments `-m MODULE`, or others in their place. what: the process, in words for a sentence.
-    """
-
-    def __init__(self, what: str, words: tuple[str, ...], folder: Path) -> None:
-        self.what = what
+    def __init__(self, words: tuple[str, ...], folder: Path) -> None:
         self.folder = folder
         self._words = words
         self._process: asyncio.subprocess.Process | None = None
@@ -71,6 +74,15 @@ class Partner:
             async with asyncio.timeout(_KILLED_S):
                 await process.stdout.read()
 
+    async def play(self, seed: int, tally: Tally) -> None:
+        """Play the round with this seed, and count what it counted. Finding if it failed."""
+        answer = await self.ask(seed)
+        tally.count(answer["counts"])
+        if answer["case"]:
+            tally.harmed.add(**answer["case"], found=answer["failure"] is not None)
+        if answer["failure"] is not None:
+            raise Finding(*answer["failure"])
+
     async def ask(self, seed: int) -> dict[str, Any]:
         """Return the result of the round with this seed. Ended if the process has ended."""
         process = self._process
@@ -82,7 +94,7 @@ class Partner:
             pass  # the empty answer below says the same
         line = await process.stdout.readline()
         if not line:
-            raise Ended("failed", f"{self.what} has ended: {self._log.read_text()[-500:] or 'it wrote no error'}")
+            raise Ended("failed", f"its process has ended: {self._log.read_text()[-500:] or 'it wrote no error'}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

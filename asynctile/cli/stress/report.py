@@ -6,10 +6,8 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 from asynctile import __version__
-from asynctile.cli.stress.finding import KINDS
 from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.tally import Tally
 from asynctile.layers.checkpoint import surroundings
@@ -23,10 +21,5 @@ def write_report(path: Path, settings: StressSettings, tally: Tally, *, seconds:
     write_json(path, {
         "asynctile": __version__, "python": sys.version.split()[0], "system": platform.platform(), "cores": os.cpu_count(),
         "libraries": surroundings(), "options": settings.to_json(), "seconds": round(seconds, 1), "status": status,
-        **_counters(tally),
+        **tally.to_json(),
     })  # fmt: skip
-
-
-def _counters(tally: Tally) -> dict[str, Any]:
-    found = {kind: tally.failed(kind) for kind in KINDS}
-    return {**tally.to_json(), "found": found}

@@ -1,43 +1,38 @@
-"""The process of scenario `saves`: it forks trainings and kills each at another call of a save.
+"""The process of scenario `saves`: it forks trainings and kills each after another call of a save.
 
-Started with `python -m asynctile.cli.stress.saver FOLDER`. It reads one seed per line and answers each with a line of JSON.
 A training loads what the previous kill left, does a step and saves in the same place. Calls that count are those of a C
 function of `posix`, `fcntl` or a file, in any thread, that may change the disk: a kill after any other call leaves the same
 bytes as before it. Of the many writes in a row that fill a file, the first, second, fourth, eighth and so on count.
+The forks are those of inputs/trial.py, the answers those of answers.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
-import json
 import os
 import random
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from xxhash import xxh3_128_hexdigest
-
+from asynctile.cli.stress.answers import Answer, answer_seeds
 from asynctile.cli.stress.finding import Kind
-from asynctile.cli.stress.killer import Killed, Life, live
+from asynctile.cli.stress.inputs.trial import Bench, End
 from asynctile.cli.stress.models import CONFIG, batch, state_of
 from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S
-from asynctile.cli.stress.victim import tell
-from asynctile.kernels.cpu import warm
+from asynctile.cli.stress.victim import digest_of, tell
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.storage.inside import Folder
 
-__all__ = ["main"]
+__all__ = ["Saver"]
 
 _FILES = (io.FileIO, io.BufferedIOBase, io.TextIOWrapper)
 #: Functions that change nothing on the disk.
@@ -49,6 +44,8 @@ _LOOKS = {
 #: Above the number of calls in a save, and above the number of those after the swap, each of which advances the training a
 #: step.
 _MOST_CALLS, _MOST_STEPS = 500, 100
+#: Time limit of a training, which takes less than a second.
+_MOST_S = 60.0
 
 
 class Countdown:
@@ -84,56 +81,51 @@ def _changes(called: Any) -> bool:
     return (is_file or getattr(called, "__module__", None) in ("posix", "fcntl")) and called.__name__ not in _LOOKS
 
 
-def main(folder: Path) -> None:
-    """Play a round for each seed from stdin, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
-    warm()
-    gc.freeze()  # a collection in a fork would copy every page it visits
-    digests: list[str] = []
-    for line in sys.stdin:
-        digests = digests or _said(live(_train), "after")
-        (place := folder / f"round-{int(line)}").mkdir()
-        print(json.dumps(asdict(_round(place, random.Random(f"saves {int(line)}"), digests))), flush=True)
-        shutil.rmtree(place)
+class Saver:
+    """Plays rounds in `folder`: it kills a training after each of its calls, one after another, until a save completes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._bench = Bench(folder / "home", most_s=_MOST_S)
+        #: of the training's states, by step
+        self._digests = self._bench.run(_train).told("after")
+
+    def play(self, seed: int) -> Answer:
+        """Play one round."""
+        (folder := self._folder / f"round-{seed}").mkdir()
+        kills, failure = self._play(folder / "checkpoint", wait=random.Random(f"saves {seed}").random() < 0.5)
+        shutil.rmtree(folder)
+        return Answer(counts={"kills": kills, "kills_in_save": kills}, failure=failure)
+
+    def _play(self, checkpoint: Path, *, wait: bool) -> tuple[int, tuple[Kind, str] | None]:
+        """Return the number of kills, and the kind and description of a fault, None if there was none."""
+        step = 0
+        self._bench.run(partial(_save, checkpoint, _MOST_CALLS, wait))
+        for number in range(1, _MOST_CALLS):
+            end = self._bench.run(partial(_save, checkpoint, number, wait))
+            found = [step for step, digest in enumerate(self._digests) if [digest] == end.told("loaded")]
+            failure = _judge(end, found, step, number)
+            if failure is not None or not end.killed:
+                return number - 1, failure
+            step = found[0]
+        return number, ("hung", f"a save did not end within {_MOST_CALLS} calls")
 
 
-def _round(folder: Path, chance: random.Random, digests: list[str]) -> Killed:
-    """Kill a training after each of its calls, one after another, until a save completes.
-
-    digests: of the training's states, by step.
-    """
-    killed, step, wait = Killed(), 0, chance.random() < 0.5
-    live(partial(_save, folder / "checkpoint", _MOST_CALLS, wait))
-    for number in range(1, _MOST_CALLS):
-        life = live(partial(_save, folder / "checkpoint", number, wait))
-        found = [step for step, digest in enumerate(digests) if [digest] == _said(life, "loaded")]
-        killed.failure = _judge(life, found, step, number)
-        if killed.failure is not None or not life.killed:
-            return killed
-        step, killed.kills, killed.in_save = found[0], killed.kills + 1, killed.in_save + 1
-    killed.failure = "hung", f"a save did not end within {_MOST_CALLS} calls"
-    return killed
-
-
-def _judge(life: Life, found: list[int], step: int, number: int) -> tuple[Kind, str] | None:
+def _judge(end: End, found: list[int], step: int, number: int) -> tuple[Kind, str] | None:
     """Return the kind and description of a fault in a training after a kill before call `number`; None if it has none.
 
     Its state must be that of `step` or of the next step. found: the steps whose states fit.
     """
     where = f"after a kill after call {number - 1} of a save"
-    if not _said(life, "loaded"):
-        return "lost", f"{where}, no checkpoint loads: a training {life.end}"
+    if not end.told("loaded"):
+        return "lost", f"{where}, no checkpoint loads: a training ended with {end.words}"
     if not found or found[0] not in (max(step, 1), step + 1):
         return "lost", f"{where}, weights and moments are neither those of step {step} nor of the next; they fit steps {found}"
-    if not life.killed and life.status:
-        return "failed", f"{where}, a training {life.end}"
-    if not life.killed and (litter := _said(life, "beside")):
+    if end.status and not end.killed:
+        return "failed", f"{where}, a training ended with {end.words}"
+    if not end.killed and (litter := end.told("beside")):
         return "leaked", f"{where} and one complete save, {', '.join(litter)} is left beside the checkpoint"
     return None
-
-
-def _said(life: Life, what: str) -> list[str]:
-    return [said.partition(" ")[2] for said, _ in life.lines if said.partition(" ")[0] == what]
 
 
 def _run(work: Callable[[StressEngine], Any]) -> None:
@@ -149,33 +141,28 @@ async def _new_trainer(engine: StressEngine) -> Trainer:
     return Trainer(await GPT2.create(engine, replace(CONFIG, n_embd=4, n_head=1), seed=1), AdamW(lr=1e-2))
 
 
-async def _digest(trainer: Trainer) -> str:
-    state = await state_of(trainer)
-    return xxh3_128_hexdigest(b"".join(value.tobytes() for value in state.values()))
-
-
-def _train(pipe: int) -> None:
+def _train() -> None:
     """Train without saves, and tell the digest of the state before the first step and after each."""
 
     async def train(engine: StressEngine) -> None:
         trainer = await _new_trainer(engine)
-        tell(pipe, "after nothing")
+        tell("after nothing")
         for number in range(1, _MOST_STEPS):
             await trainer.step(*batch(number))
-            tell(pipe, f"after {await _digest(trainer)}")
+            tell(f"after {digest_of(await state_of(trainer))}")
         await trainer.model.release()
 
     _run(train)
 
 
-def _save(path: Path, number: int, wait: bool, pipe: int) -> None:
+def _save(path: Path, number: int, wait: bool) -> None:
     """Do a step from the checkpoint and save there, until the process is killed at that call."""
     calls = Countdown(number)
 
     async def save(engine: StressEngine) -> None:
         if any(path.parent.iterdir()):
             trainer = await Trainer.load(engine, path)
-            tell(pipe, f"loaded {await _digest(trainer)}")
+            tell(f"loaded {digest_of(await state_of(trainer))}")
         else:
             trainer = await _new_trainer(engine)
         await trainer.step(*batch(trainer.step_count + 1))
@@ -185,11 +172,11 @@ def _save(path: Path, number: int, wait: bool, pipe: int) -> None:
         calls.open = False
         for name in os.listdir(path.parent):
             if name != path.name:
-                tell(pipe, f"beside {name}")
+                tell(f"beside {name}")
         await trainer.model.release()
 
     _run(save)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer_seeds(Saver)

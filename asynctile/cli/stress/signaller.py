@@ -1,37 +1,34 @@
-"""The process of scenario `signals`: it forks `asynctile train`, signals it twice, and resumes it.
+"""The process of scenario `signals`: a training gets two signals, and is resumed; it must have the same bytes as without.
 
-Started with `python -m asynctile.cli.stress.signaller FOLDER`. It reads one seed per line and answers each with a line of JSON.
-Covers the pairs of signals and their outcomes. The forks are those of inputs/trial.py.
+Covers the pairs of signals and their outcomes. The forks are those of inputs/trial.py, the answers those of answers.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
 from asynctile import starting
-from asynctile.cli import interrupt
+from asynctile.cli import interrupt, main
 from asynctile.cli.interrupt import AGAIN_S, EXIT_STATUS, Interrupt
 from asynctile.cli.session import Session
+from asynctile.cli.stress.answers import Answer, answer_seeds
 from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import Bench, End
-from asynctile.kernels.cpu import warm
 from asynctile.layers import exchange
 
-__all__ = ["Pair", "Signaller", "main"]
+__all__ = ["Signaller"]
 
 #: The longest time between the two signals.
 _MOST_APART_S = 3.0
@@ -51,39 +48,30 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _AT_ONCE = "asynctile train: stopped at once; with --resume, "
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """The outcome of two signals. ended: how the training ended, in a few words. failure: (kind, sentence), or None."""
-
-    ended: str
-    failure: tuple[Kind, str] | None = None
-
-
 class Signaller:
-    """Plays pairs in `folder`, which exists and is empty."""
+    """Plays pairs in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
-        (home := self._folder / "home").mkdir()
-        self._bench = Bench(home, most_s=_MOST_S)
+        self._folder = folder
+        self._bench = Bench(folder / "home", most_s=_MOST_S)
         self._run = self._folder / "run"
         text, shape = self._folder / "text.txt", self._folder / "shape.json"
         text.write_text("".join(f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(400)))
         shape.write_text(json.dumps(_SHAPE))
         self._begin = f"train --out {self._run} --data {text} --model {shape} {_OPTIONS}".split()
-        whole = self._bench.run(self._begin, Conditions())
+        whole = self._bench.run(partial(main, self._begin))
         #: time and outcome of a training without signals
         self._took_s, self._outcome = whole.seconds, self._end(whole)
 
-    def play(self, seed: int) -> Pair:
-        """Play one pair, with all randomness from the seed, and the training to its end."""
+    def play(self, seed: int) -> Answer:
+        """Play one pair, and the training to its end."""
         chance = random.Random(f"signals {seed}")
         first_s, apart_s = chance.uniform(0, _BEGUN * self._took_s), chance.uniform(0, _MOST_APART_S)
         signals = tuple((at_s, chance.choice(_NUMBERS)) for at_s in (first_s, first_s + apart_s))
-        end = self._bench.run(self._begin, Conditions(chance.choice((_slow_step, _slow_save)), signals))
+        end = self._bench.run(partial(main, self._begin), Conditions(chance.choice((_slow_step, _slow_save)), signals))
         ended, wrong = _judge(end, self._run)
         words = ["train", "--resume", "--out", str(self._run)] if self._run.exists() else self._begin
-        resumed = self._bench.run(words, Conditions())
+        resumed = self._bench.run(partial(main, words))
         outcome = self._end(resumed)
         if wrong is None and (said := _promised(end)) not in resumed.out.decode():
             wrong = "failed", f"it said {said!r}, but --resume says {resumed.out[:500].decode()!r}"
@@ -92,12 +80,12 @@ class Signaller:
         if wrong is not None:
             sent = " and ".join(f"{signal.Signals(number).name} after {at_s:.3f} s" for at_s, number in end.sent)
             wrong = wrong[0], f"{sent}: {wrong[1]}".replace(f"{self._folder}/", "")
-        return Pair(ended=ended, failure=wrong)
+        return Answer(counts={"pairs": {ended: 1}}, failure=wrong)
 
     def _end(self, end: End) -> str:
         """Return the outcome of a training, and remove the run."""
         newest = self._run / "checkpoints" / f"step-{_STEPS:06}"
-        found = f"status {end.status} and {end.err[-500:].decode()!r}"
+        found = end.words
         if end.status == 0:
             saved = b"".join((newest / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
             lines = map(json.loads, (self._run / "metrics.jsonl").read_text().splitlines())
@@ -115,7 +103,7 @@ def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
     if end.stopped is not None:
         return "not at all", ("hung", f"it did not end within {_MOST_S:g} s")
     if end.err:
-        return "with an error", ("failed", f"status {end.status}, {end.err[-500:].decode()!r}")
+        return "with an error", ("failed", end.words)
     if end.status == 0:
         return "finished", None
     if last.startswith(_AT_ONCE):
@@ -181,16 +169,5 @@ def _slow_save() -> None:
     setattr(exchange, "checksum", slow)  # noqa: B010
 
 
-def main(folder: Path) -> None:
-    """Play a pair for each seed from stdin, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
-    importlib.import_module("asynctile.cli.train")
-    sys.modules["matplotlib"] = None  # type: ignore[assignment]  # drawing would take half of the time
-    warm()
-    signaller = Signaller(folder)
-    for line in sys.stdin:
-        print(json.dumps(asdict(signaller.play(int(line)))), flush=True)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer_seeds(Signaller)

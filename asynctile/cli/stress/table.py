@@ -96,8 +96,8 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
     return [
         ("engines", _numbers(tally.engines)),
         ("played", f"{tally.played} of {tally.steps} steps, {tally.played_runs} of {tally.runs} runs of programs"),
-        ("link", f"{format_size(moved.uploaded)} to the device, {format_size(moved.downloaded)} back"),
-        ("spill", f"{format_size(moved.spill_read)} read, {format_size(moved.spill_written)} written"),
+        ("link", f"{format_size(moved['uploaded'])} to the device, {format_size(moved['downloaded'])} back"),
+        ("spill", f"{format_size(moved['spill_read'])} read, {format_size(moved['spill_written'])} written"),
         ("faults", f"{tally.injected.total()} injected in {tally.faulted} rounds: {tally.survived} survived, "
                    f"{tally.reported} reported cleanly"),
         ("cancelled", f"{tally.cancellations} times"),

@@ -7,14 +7,15 @@ its loop (disturb.py). Covers the numbers. The scenarios and conductor.py count,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from asynctile import Statistics
 from asynctile.cli.stress.disturb import Landed
-from asynctile.cli.stress.finding import Kind
+from asynctile.cli.stress.finding import KINDS, Kind
 
-__all__ = ["BytesMoved", "Disturbed", "Failure", "Harmed", "Tally"]
+__all__ = ["Disturbed", "Failure", "Harmed", "Tally"]
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,6 @@ class Failure:
     @property
     def command(self) -> str:
         return f"asynctile stress --scenario {self.scenario} --seed {self.seed} --rounds 1"
-
-
-@dataclass
-class BytesMoved:
-    """Bytes over each link, summed over engines."""
-
-    uploaded: int = 0
-    downloaded: int = 0
-    spill_read: int = 0
-    spill_written: int = 0
-
-    def add(self, now: Statistics) -> None:
-        self.uploaded += now.uploaded_bytes
-        self.downloaded += now.downloaded_bytes
-        self.spill_read += now.spill_read_bytes
-        self.spill_written += now.spill_written_bytes
 
 
 @dataclass
@@ -74,10 +59,6 @@ class Harmed:
     def total(self) -> int:
         return self.statuses.total()
 
-    def to_json(self) -> dict[str, Any]:
-        counts = {name: {kind: dict(files) for kind, files in getattr(self, name).items()} for name in ("cases", "findings")}
-        return {**counts, "statuses": dict(self.statuses), "slowest_s": self.slowest_s, "most_nbytes": self.most_nbytes}
-
 
 @dataclass
 class Disturbed:
@@ -99,7 +80,7 @@ class Tally:
     public coroutine, including calls that had already ended.
     - kills_in_save: the part of `kills` that came during a save. pairs: of signals, by how the training ended.
     - steps, played: steps of trainings, and how many were played by a schedule; runs, played_runs: the same for programs.
-    - engines: opened ones, by the name of their devices.
+    - engines: opened ones, by the name of their devices. moved: bytes over each link.
     - worst_loads: the most that `thrash` loaded, as a multiple of the fewest loads possible.
     """
 
@@ -112,7 +93,7 @@ class Tally:
     runs: int = 0
     played_runs: int = 0
     engines: Counter[str] = field(default_factory=Counter)
-    moved: BytesMoved = field(default_factory=BytesMoved)
+    moved: Counter[str] = field(default_factory=Counter)
     retries: int = 0
     injected: Counter[str] = field(default_factory=Counter)
     faulted: int = 0
@@ -131,10 +112,16 @@ class Tally:
 
     def add(self, now: Statistics) -> None:
         """Add the statistics of an engine to the totals, at the end of its life."""
-        self.moved.add(now)
+        self.moved.update(uploaded=now.uploaded_bytes, downloaded=now.downloaded_bytes, spill_read=now.spill_read_bytes,
+                          spill_written=now.spill_written_bytes)
         self.engines[now.device] += 1
         self.operations += now.operations
         self.retries += now.spill_retries
+
+    def count(self, counts: Mapping[str, Any]) -> None:
+        """Add to these counters, by name."""
+        for name, more in counts.items():
+            setattr(self, name, getattr(self, name) + (Counter(more) if isinstance(more, dict) else more))
 
     def step(self, played: bool) -> None:
         """Count a step of a training."""
@@ -158,11 +145,8 @@ class Tally:
         return sum(failure.kind == kind for failure in self.failures)
 
     def to_json(self) -> dict[str, Any]:
-        counted = dict(vars(self))  # asdict cannot copy a Counter
-        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "pairs": dict(self.pairs),
-                    "engines": dict(self.engines),
-                    "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
-                    "moved": asdict(self.moved), "harmed": self.harmed.to_json()}
-        counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
-        counted["failures"] = [{**asdict(failure), "command": failure.command} for failure in self.failures]
-        return counted
+        failures = [{**vars(failure), "command": failure.command} for failure in self.failures]
+        return {**vars(self), "harmed": vars(self.harmed), "failures": failures,
+                "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
+                "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+                "found": {kind: self.failed(kind) for kind in KINDS}}

@@ -1,7 +1,7 @@
 """Scenario `inputs`: every file that a command reads is damaged in many ways, and the command run on it.
 
-    scenario.py   the side of stress            attacker.py  the process that forks the cases
-    prey.py       the files and their readers   bystanders.py  what no command may touch
+    attacker.py   the process that forks the cases   bystanders.py  what no command may touch
+    prey.py       the files and their readers
     damage.py     one case of damage, drawn     site.py      where it is done
     standing.py   what a refusal must leave as it was
     content.py    bytes                         document.py  JSON and headers, still well-formed

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from asynctile.cli import main
 from asynctile.cli.stress.inputs.surroundings import Conditions
 
 __all__ = ["MOST_NBYTES", "MOST_S", "Bench", "End"]
@@ -31,6 +30,7 @@ MOST_S, MOST_NBYTES = 10.0, 300 << 20
 _MOST_WRITTEN, _MOST_SAID = 256 << 20, 16 << 20
 _LOOK_EVERY_S = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_USUAL = Conditions()
 
 
 Stopped = Literal["time", "memory", "output"]
@@ -40,8 +40,8 @@ Stopped = Literal["time", "memory", "output"]
 class End:
     """How a command ended.
 
-    status: exit status, or minus the signal. stopped: why it was killed, if it was. nbytes: most memory above the import. sent:
-    the signals sent to it, and after how many seconds.
+    status: exit status, or minus the signal. stopped: why it was killed for a limit, if it was. nbytes: most memory above the
+    import. sent: the signals sent to it, and after how many seconds.
     """
 
     status: int
@@ -52,25 +52,40 @@ class End:
     stopped: Stopped | None = None
     sent: tuple[tuple[float, int], ...] = ()
 
+    @property
+    def words(self) -> str:
+        """How it ended, for a sentence."""
+        return f"status {self.status} and {self.err[-500:].decode()!r}"
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed, and not for a limit."""
+        return self.status < 0 and self.stopped is None
+
+    def told(self, word: str) -> list[str]:
+        """Return the rest of each line of the output that begins with this word."""
+        lines = (line.partition(" ") for line in self.out.decode().splitlines())
+        return [rest for first, _, rest in lines if first == word]
+
 
 class Bench:
-    """Runs commands one by one. folder: for their temporary files and their home. most_s: time limit of each."""
+    """Runs commands one by one. folder: for their temporary files and their home, made here. most_s: time limit of each."""
 
-    def __init__(self, folder: Path, command: Callable[[list[str]], int] = main, *, most_s: float = MOST_S) -> None:
+    def __init__(self, folder: Path, *, most_s: float = MOST_S) -> None:
+        folder.mkdir()
         self.folder = folder
         self._most_s = most_s
-        self._command = command
         self._nothing = 0
         gc.freeze()  # a collection in a child would copy every page it visits
-        self._nothing = self.run([], Conditions(), lambda words: 0).nbytes
+        self._nothing = self.run(lambda: None).nbytes
 
-    def run(self, words: list[str], surroundings: Conditions, command: Callable[[list[str]], int] | None = None) -> End:
-        """Fork a command and follow it to its end."""
+    def run(self, command: Callable[[], int | None], surroundings: Conditions = _USUAL) -> End:
+        """Fork a command and follow it to its end. The command returns its exit status."""
         pipes = [os.pipe() for _ in range(2)]
         began_s = time.monotonic()
         child = os.fork()
         if child == 0:
-            self._be(words, surroundings, [writer for _, writer in pipes], command or self._command)
+            self._be(command, surroundings, [writer for _, writer in pipes])
         for _, writer in pipes:
             os.close(writer)
         said = {reader: bytearray() for reader, _ in pipes}
@@ -121,9 +136,7 @@ class Bench:
             return "memory"
         return "output" if any(len(text) > _MOST_SAID for text in said.values()) else None
 
-    def _be(
-        self, words: list[str], surroundings: Conditions, outputs: list[int], command: Callable[[list[str]], int]
-    ) -> NoReturn:
+    def _be(self, command: Callable[[], int | None], surroundings: Conditions, outputs: list[int]) -> NoReturn:
         """Become the command in the fork, where no code of the parent may run any more, whatever happens."""
         status = 1
         try:
@@ -136,7 +149,7 @@ class Bench:
             os.environ |= {"TMPDIR": str(self.folder), "HOME": str(self.folder)}
             resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_WRITTEN, _MOST_WRITTEN))
             surroundings.enter()
-            status = _exit_status(command, words)
+            status = _exit_status(command)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -149,10 +162,10 @@ def _until(signals: list[tuple[float, int]], began_s: float) -> float:
     return min(max(left_s, 0.0), _LOOK_EVERY_S)
 
 
-def _exit_status(command: Callable[[list[str]], int], words: list[str]) -> int:
+def _exit_status(command: Callable[[], int | None]) -> int:
     """Return the exit status as the interpreter does: what is printed on the way out counts."""
     try:
-        status = command(words)
+        status = command() or 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     if sys.stdout is not None:
