@@ -275,7 +275,7 @@ def test_an_engine_that_asks_for_a_thread_as_it_closes_is_found(run: Run, monkey
             last(self, work, end)  # otherwise its thread would wait in the tests after this one
 
     monkeypatch.setattr(Keeper, "last", asks)
-    assert any("can't start new thread" in failure["what"] for failure in run("threads", 12)["failures"])
+    assert any("can't start new thread" in failure["what"] for failure in run("threads", 12, seed=2)["failures"])
 
 
 _PLANTED_IN_SAVES = """

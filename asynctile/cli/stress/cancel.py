@@ -16,9 +16,10 @@ from functools import partial
 from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_disturbance, thrown_away
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.lives import play_calls, play_lives
-from asynctile.cli.stress.models import batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
+from asynctile.cli.stress.models import batch
 from asynctile.cli.stress.place import MOST_DEVICES, EngineSetup, draw_place
 from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.training import StressTraining
 from asynctile.cli.stress.work import Outcome
 from asynctile.cli.stress.writer import write_program
 from asynctile.layers import Trainer
@@ -61,24 +62,19 @@ async def play_program(round: Round) -> None:
 
 async def play_training(round: Round) -> None:
     """Disturb the steps of a training."""
-    recipe = draw_recipe(round.chance)
-    states, _ = await round.course.follow(recipe, _STEPS)
-    place = draw_training_place(round.chance, recipe)
-    async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
-        await trainer.step(*batch(1))
+    training = StressTraining(round, _STEPS)
+    await training.begin()
+    async with training.on_engine() as (_, trainer):
+        await training.step(trainer)
         began = time.monotonic()
-        await trainer.step(*batch(2))
+        await training.step(trainer)
         usual_s = time.monotonic() - began
         for _ in range(_AT_MOST):
             if trainer.step_count == _STEPS:
                 break
-            await _step(round, place, trainer, usual_s)
-            expect_state(await state_of(trainer), states[trainer.step_count], f"after step {trainer.step_count}")
-        while trainer.step_count < _STEPS:
-            await trainer.step(*batch(trainer.step_count + 1))
-        expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}")
-        await trainer.model.release()
+            await _step(round, training.place, trainer, usual_s)
+            await training.expect(trainer)
+        await training.go_on(trainer)
 
 
 async def _step(round: Round, place: EngineSetup, trainer: Trainer, usual_s: float) -> None:

@@ -11,18 +11,10 @@ from typing import Any
 
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.leaks import Held
-from asynctile.cli.stress.models import (
-    Recipe,
-    State,
-    batch,
-    draw_recipe,
-    draw_training_place,
-    expect_state,
-    new_trainer,
-    state_of,
-)
-from asynctile.cli.stress.place import EngineSetup, StressEngine
+from asynctile.cli.stress.models import batch, new_trainer
+from asynctile.cli.stress.place import StressEngine
 from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.training import StressTraining
 from asynctile.errors import AsynctileError
 from asynctile.storage.faults import Faults
 
@@ -41,13 +33,12 @@ _BOUND_S = 30.0
 
 async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
-    recipe, faults = draw_recipe(round.chance), Faults(round.chance.getrandbits(32))
-    place = draw_training_place(round.chance, recipe, spill=True)
-    states, _ = await round.course.follow(recipe, STEPS)
+    training, faults = StressTraining(round, STEPS, spill=True), Faults(round.chance.getrandbits(32))
+    await training.begin()
     coming = asyncio.create_task(_come_and_go(round, faults))
     try:
-        await _train(round, recipe, place, faults, states)
-        await _close(round, recipe, place, faults)
+        await _train(training, faults)
+        await _close(training, faults)
     finally:
         coming.cancel()
         await asyncio.wait([coming])
@@ -68,29 +59,29 @@ async def _come_and_go(round: Round, faults: Faults) -> None:
         faults.disarm()
 
 
-async def _train(round: Round, recipe: Recipe, place: EngineSetup, faults: Faults, states: list[State]) -> None:
+async def _train(training: StressTraining, faults: Faults) -> None:
     """Do all steps and cancel some of them."""
-    async with round.engine(place, wrap_spill=faults.wrap, watchdog=WATCHDOG_S) as engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+    round = training.round
+    async with training.on_engine(wrap_spill=faults.wrap, watchdog=WATCHDOG_S) as (_, trainer):
         while trainer.step_count < STEPS:
-            step = asyncio.create_task(trainer.step(*batch(trainer.step_count + 1)))
+            step = asyncio.create_task(training.step(trainer))
             if round.chance.random() < _CANCELLED:
                 await asyncio.wait([step], timeout=round.chance.uniform(0, _MOMENT_S))
                 step.cancel()
                 await _ended("a step that was cancelled", step)
                 round.tally.cancellations += step.cancelled()
-            else:
+            if not step.cancelled():
                 await step
-        expect_state(await state_of(trainer), states[STEPS], f"after step {STEPS} on a slow disk")
-        await trainer.model.release()
+        await training.expect(trainer)
 
 
-async def _close(round: Round, recipe: Recipe, place: EngineSetup, faults: Faults) -> None:
+async def _close(training: StressTraining, faults: Faults) -> None:
     """Close an engine during a step; nothing of it may be left."""
+    round, place = training.round, training.place
     before = Held.now(round.spill)
     engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S, wrap_spill=faults.wrap)
     async with engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+        trainer = await new_trainer(engine, training.recipe, place.update, round.tally)
         step = asyncio.create_task(trainer.step(*batch(1)))
         await asyncio.wait([step], timeout=round.chance.uniform(0, _MOMENT_S))
         closing = asyncio.create_task(engine.aclose())

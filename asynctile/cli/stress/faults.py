@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import partial
 
 from asynctile import Engine
 from asynctile.cli.stress.finding import Finding, expect_bytes
-from asynctile.cli.stress.models import (
-    TILE,
-    State,
-    batch,
-    draw_recipe,
-    draw_training_place,
-    expect_state,
-    loaded_trainer,
-    new_trainer,
-    state_of,
-)
+from asynctile.cli.stress.models import TILE
 from asynctile.cli.stress.place import MOST_DEVICES, draw_place
 from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.training import StressTraining
 from asynctile.cli.stress.work import Outcome, Workload
 from asynctile.cli.stress.writer import write_program
 from asynctile.errors import AsynctileError, TierError
-from asynctile.layers import Trainer
 from asynctile.measure.statistics import Statistics
 from asynctile.share import runtime_of
 from asynctile.storage.container import ALIGNMENT
@@ -40,7 +30,7 @@ __all__ = ["is_named", "play"]
 
 #: Shares of the rounds that train, and of the faults that last.
 TRAINED, _LASTING = 0.2, 0.3
-_STEPS, _SAVED = 5, (2, 4)
+_STEPS = 5
 #: The tile, what failed, the tier, the file and the offset.
 _SENTENCE = re.compile(r"tile \S+: cannot (read|write) .+ in the spill tier, spill file in .+, offset \d+: ")
 
@@ -140,36 +130,18 @@ async def _train(trial: _Trial) -> None:
 
     Finding if the last states differ from those of an undisturbed training.
     """
-    round = trial.round
-    recipe = draw_recipe(round.chance)
-    place = draw_training_place(round.chance, recipe, spill=True)
-    states, _ = await round.course.follow(recipe, _STEPS)
-    checkpoint = round.folder / "checkpoint"
-    async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+    training = StressTraining(trial.round, _STEPS, spill=True)
+    await training.begin()
+    async with training.on_engine(wrap_spill=trial.faults.wrap) as (engine, trainer):
         before = engine.statistics()
-        await trainer.step(*batch(1))
+        await training.step(trainer)
         after = engine.statistics()
-        await trainer.save(checkpoint)
+        await trainer.save(training.checkpoint)
         trial.arm(before, after, TILE * TILE * 4)
-        await trial.meet(lambda: _go_on(trainer, states[_STEPS], checkpoint))
+        await trial.meet(partial(training.go_on, trainer, saving=True))
         trial.faults.disarm()
-        await trainer.model.release()
     if trial.error is not None:
-        place = draw_training_place(round.chance, recipe)
-        async with round.engine(place) as engine:
-            trainer = await loaded_trainer(engine, checkpoint, place.update, round.tally)
-            await _go_on(trainer, states[_STEPS], checkpoint)
-            await trainer.model.release()
-
-
-async def _go_on(trainer: Trainer, last: State, checkpoint: Path) -> None:
-    """Train to the last step, with a checkpoint on the way; Finding if anything differs from a run all in RAM."""
-    while trainer.step_count < _STEPS:
-        await trainer.step(*batch(trainer.step_count + 1))
-        if trainer.step_count in _SAVED:
-            await trainer.save(checkpoint)
-    expect_state(await state_of(trainer), last, f"after step {_STEPS}")
+        await training.resume()
 
 
 def is_named(error: BaseException) -> bool:

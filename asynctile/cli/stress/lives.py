@@ -18,19 +18,11 @@ from asynctile.cli.stress.calls import LENDING, STEPPING, Coroutines
 from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_disturbance
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.leaks import Held
-from asynctile.cli.stress.models import (
-    Recipe,
-    State,
-    batch,
-    draw_recipe,
-    draw_training_place,
-    expect_state,
-    new_trainer,
-    state_of,
-)
-from asynctile.cli.stress.place import EngineSetup, StressEngine
+from asynctile.cli.stress.models import batch, new_trainer
+from asynctile.cli.stress.place import StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S, Round
 from asynctile.cli.stress.settled import LOOK_S, Settled
+from asynctile.cli.stress.training import StressTraining
 from asynctile.errors import BudgetError, CheckpointError, DeviceError
 from asynctile.events import StepDone
 from asynctile.hub import Events
@@ -59,9 +51,10 @@ _EVENTS = 10_000
 class Disturber:
     """Calls on one engine, each of which is disturbed."""
 
-    def __init__(self, round: Round, place: EngineSetup, trainer: Trainer, engine: StressEngine, base: Path) -> None:
+    def __init__(self, training: StressTraining, trainer: Trainer, engine: StressEngine, base: Path) -> None:
+        round = training.round
         self.calls = Coroutines(engine, trainer, round.folder, base)
-        self._round, self._place, self._trainer = round, place, trainer
+        self._round, self._place, self._trainer = round, training.place, trainer
         self._awaits: dict[str, int] = {}
         self._usual_s: dict[str, float] = {}
         names = {"spill", "base", "model", "checkpoint"}
@@ -126,33 +119,24 @@ def is_refusal(error: Exception) -> bool:
 
 async def play_calls(round: Round) -> None:
     """Play the life of one engine, and of a training on it."""
-    recipe = draw_recipe(round.chance)
-    states, _ = await round.course.follow(recipe, _STEPS)
-    place = draw_training_place(round.chance, recipe)
+    training = StressTraining(round, _STEPS)
+    await training.begin()
     if round.chance.random() < 0.5:  # room for the copy of a background save
-        place = replace(place, host_memory=None)
-    async with round.engine(place) as engine:
+        training.place = replace(training.place, host_memory=None)
+    async with training.on_engine() as (engine, trainer):
         reader = engine.events(_EVENTS)
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
         base = round.folder / "base"
         await trainer.save(base)
-        calls = Disturber(round, place, trainer, engine, base)
+        calls = Disturber(training, trainer, engine, base)
         for _ in range(_CALLS):
             await calls.disturb(calls.draw())
-        await _expect_undisturbed(engine, trainer, states, round.folder / "checkpoint")
+        await training.go_on(trainer)
+        await trainer.model.release()
+        if training.checkpoint.exists():  # the newest complete save
+            loaded = await Trainer.load(engine, training.checkpoint)
+            await training.expect(loaded)
+            await loaded.model.release()
     await _expect_told(reader, trainer)
-
-
-async def _expect_undisturbed(engine: StressEngine, trainer: Trainer, states: list[State], checkpoint: Path) -> None:
-    """Train to the last step; Finding if the result, or that of the newest complete save, is not the undisturbed one."""
-    while trainer.step_count < _STEPS:
-        await trainer.step(*batch(trainer.step_count + 1))
-    expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}, with disturbed calls between")
-    await trainer.model.release()
-    if checkpoint.exists():
-        loaded = await Trainer.load(engine, checkpoint)
-        expect_state(await state_of(loaded), states[loaded.step_count], "in a checkpoint saved between disturbed calls")
-        await loaded.model.release()
 
 
 async def _expect_told(reader: Events, trainer: Trainer) -> None:
@@ -164,24 +148,22 @@ async def _expect_told(reader: Events, trainer: Trainer) -> None:
 
 async def play_lives(round: Round) -> None:
     """Play engines whose opening, work and closing are disturbed, together and each by itself."""
-    recipe = draw_recipe(round.chance)
-    place = draw_training_place(round.chance, recipe)
+    training = StressTraining(round, 1)
     round.spill.mkdir(exist_ok=True)
     for _ in range(_LIVES):
         before = Held.now(round.spill)
         name = round.chance.choice(list(LIVES))
-        await LIVES[name](_Life(round, recipe, place, name))
+        await LIVES[name](_Life(training, name))
         await _expect_gone(before, round.spill)
 
 
 class _Life:
     """One engine, used for as long as it takes to disturb it. name: of what is disturbed."""
 
-    def __init__(self, round: Round, recipe: Recipe, place: EngineSetup, name: str) -> None:
-        self.name, self._recipe = name, recipe
-        self.engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S)
-        self._round, self._place = round, place
-        self._checkpoint = round.folder / "checkpoint"
+    def __init__(self, training: StressTraining, name: str) -> None:
+        self.name, self._recipe, self._checkpoint = name, training.recipe, training.checkpoint
+        self._round, self._place = training.round, training.place
+        self.engine = StressEngine(self._place, self._round.spill, watchdog=WATCHDOG_S)
 
     async def block(self) -> None:
         """Disturb opening, work and closing."""

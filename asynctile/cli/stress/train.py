@@ -9,18 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from asynctile.cli.stress.finding import Finding
-from asynctile.cli.stress.models import (
-    Recipe,
-    batch,
-    draw_recipe,
-    draw_training_place,
-    expect_state,
-    floor_of,
-    new_trainer,
-    state_of,
-)
-from asynctile.cli.stress.place import EngineSetup
+from asynctile.cli.stress.models import batch, floor_of, new_trainer
 from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.training import StressTraining
 from asynctile.errors import BudgetError
 from asynctile.layers import Trainer
 
@@ -34,23 +25,17 @@ _REFUSED = 0.2
 
 async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
-    recipe = draw_recipe(round.chance)
-    place = draw_training_place(round.chance, recipe)
+    training = StressTraining(round, _STEPS)
     if round.chance.random() < _REFUSED:
-        await _refuse(round, recipe, place)
-    states, reports = await round.course.follow(recipe, _STEPS)
-    async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
-        for number in range(1, _STEPS + 1):
+        await _refuse(training)
+    await training.begin()
+    async with training.on_engine() as (_, trainer):
+        for _ in range(_STEPS):
             if round.chance.random() < _BETWEEN:
                 await _between(round, trainer)
-            report = await trainer.step(*batch(number))
-            if (report.loss, report.grad_norm) != reports[number - 1]:
-                raise Finding("lost", f"step {number} reported loss {report.loss!r} and norm {report.grad_norm!r}, which are "
-                                      f"{reports[number - 1]!r} with everything in RAM")
+            await training.step(trainer)
         await trainer.saved()
-        expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}")
-        await trainer.model.release()
+        await training.expect(trainer)
     return True
 
 
@@ -74,8 +59,9 @@ async def _between(round: Round, trainer: Trainer) -> None:
         await trainer.save(round.folder / "checkpoint", wait=what == "save")
 
 
-async def _refuse(round: Round, recipe: Recipe, place: EngineSetup) -> None:
+async def _refuse(training: StressTraining) -> None:
     """Check that one byte below the floor is refused before any work, with the floor in the error."""
+    round, place = training.round, training.place
     floor = floor_of().rounded(place.alignment).floor_nbytes
     if place.device == "cpu":
         below = replace(place, host_memory=floor - 1)
@@ -83,7 +69,7 @@ async def _refuse(round: Round, recipe: Recipe, place: EngineSetup) -> None:
         below = replace(place, device_memory=floor - 1)
     async with round.engine(below) as engine:
         try:
-            trainer = await new_trainer(engine, recipe)
+            trainer = await new_trainer(engine, training.recipe)
         except BudgetError as error:
             if error.floor != floor or engine.statistics().operations:
                 raise Finding("failed", f"a cap of {floor - 1} bytes, one below the floor, was refused with a floor of "

@@ -9,22 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from pathlib import Path
 
 from asynctile.cli.stress.faults import is_named
 from asynctile.cli.stress.finding import Finding
-from asynctile.cli.stress.models import (
-    batch,
-    draw_recipe,
-    draw_training_place,
-    expect_state,
-    loaded_trainer,
-    new_trainer,
-    state_of,
-)
 from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.training import StressTraining
 from asynctile.errors import AsynctileError
-from asynctile.layers import Trainer
 from asynctile.storage.container import RawFile
 
 __all__ = ["play"]
@@ -54,21 +44,17 @@ class Outsider:
 
 async def play(round: Round) -> bool:
     """Play a round. Every round counts."""
-    recipe, outsider = draw_recipe(round.chance), Outsider()
-    place = draw_training_place(round.chance, recipe, spill=True)
-    states, _ = await round.course.follow(recipe, _STEPS)
-    checkpoint = round.folder / "checkpoint"
+    training, outsider = StressTraining(round, _STEPS, spill=True), Outsider()
+    await training.begin()
     error: AsynctileError | None = None
-    async with round.engine(place, wrap_spill=outsider.wrap) as engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
-        await trainer.save(checkpoint)
-        await trainer.step(*batch(1))  # slower than later steps, because its plan is decided
+    async with training.on_engine(wrap_spill=outsider.wrap) as (_, trainer):
+        await trainer.save(training.checkpoint)
+        await training.step(trainer)  # slower than later steps, because its plan is decided
         began_s = time.monotonic()
-        await trainer.step(*batch(2))
+        await training.step(trainer)
         cutting = asyncio.create_task(_cut(round, outsider, (_STEPS - 2) * (time.monotonic() - began_s)))
         try:
-            await _go_on(trainer, checkpoint)
-            expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS} and cuts of the spill file")
+            await training.go_on(trainer, saving=True)
         except AsynctileError as found:
             error = found
         finally:
@@ -76,15 +62,9 @@ async def play(round: Round) -> bool:
             await asyncio.wait([cutting])
         if not cutting.cancelled():
             cutting.result()
-        await trainer.model.release()
     _judge(round, error)
     if error is not None:
-        place = draw_training_place(round.chance, recipe, spill=True)
-        async with round.engine(place) as engine:
-            trainer = await loaded_trainer(engine, checkpoint, place.update, round.tally)
-            await _go_on(trainer, checkpoint)
-            expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}, by an engine that went on")
-            await trainer.model.release()
+        await training.resume(spill=True)
     return True
 
 
@@ -98,17 +78,6 @@ async def _cut(round: Round, outsider: Outsider, within_s: float) -> None:
         await asyncio.sleep(began_s + moment - time.monotonic())
         await asyncio.to_thread(outsider.cut, part, back=back)
         round.tally.injected["truncated"] += 1
-
-
-async def _go_on(trainer: Trainer, checkpoint: Path) -> None:
-    """Train to the last step, with a checkpoint after every second one."""
-    while trainer.step_count < _STEPS:
-        step = trainer.step_count + 1
-        await trainer.step(*batch(step))
-        if trainer.step_count < step:
-            raise Finding("lost", f"step {step} was skipped because its loss or gradient is not finite")
-        if trainer.step_count % 2 == 0:
-            await trainer.save(checkpoint)
 
 
 def _judge(round: Round, error: AsynctileError | None) -> None:
