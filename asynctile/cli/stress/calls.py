@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,22 @@ class Coroutines:
         self._servers: list[Server] = []
         #: text of the fixed seed, by step
         self._texts: dict[int, list[int]] = {}
+        model, self._checkpoint = trainer.model, folder / "checkpoint"
         self.all: dict[str, Call] = {
             "GPT2.create": self._create, "GPT2.release": self._release, "GPT2.from_pretrained": self._from_pretrained,
-            "GPT2.state_dict": self._state_dict, "ModelState.gather": self._gather,
-            "GPT2.save_pretrained": self._save_pretrained, "GPT2.logits": self._logits, "GPT2.loss": self._loss,
+            "GPT2.state_dict": model.state_dict, "ModelState.gather": self._gather,
+            "GPT2.save_pretrained": partial(model.save_pretrained, folder / "model"),
+            "GPT2.logits": partial(model.logits, batch(1)[0]), "GPT2.loss": partial(model.loss, *batch(1)),
             "GPT2.generate": self._generate, "GPT2.generate, broken off": self._generate_some,
             "Server.generate": self._serve, "Server.aclose": self._close_server,
-            "Trainer.load": self._load, "Trainer.save": self._save, "Trainer.save, behind": self._save_behind,
-            "Trainer.saved": self._saved, "Trainer.gradients": self._gradients, "Trainer.step": self._step,
-            "Trainer.run": self._run, "Steps.aclose": self._run_nothing, "Trainer.gemm_rate": self._gemm_rate,
+            "Trainer.load": self._load, "Trainer.save": partial(trainer.save, self._checkpoint),
+            "Trainer.save, behind": partial(trainer.save, self._checkpoint, wait=False), "Trainer.saved": self._saved,
+            "Trainer.gradients": partial(trainer.gradients, *batch(1)), "Trainer.step": self._step,
+            "Trainer.run": self._run, "Steps.aclose": self._run_nothing,
+            "Trainer.gemm_rate": partial(trainer.gemm_rate, *batch(1)[0].shape),
             "Runtime.reserve, store, read, release": self._store, "Runtime.launch": self._launch,
-            "Runtime.read_all": self._read, "Runtime.synchronize": self._synchronize,
+            "Runtime.read_all": partial(self.runtime.read_all, list(self.state.weights())),
+            "Runtime.synchronize": self.runtime.synchronize,
             "Runtime.call": self._job, "Engine.events": self._events, "Engine.share": self._share,
             "Engine.share, trained on": self._share_trains, "Engine.share, failing": self._share_fails,
         }  # fmt: skip
@@ -91,21 +97,9 @@ class Coroutines:
     async def _load(self) -> None:
         self._models.append((await Trainer.load(self.engine, self.base)).model)
 
-    async def _state_dict(self) -> None:
-        await self.trainer.model.state_dict()
-
     async def _gather(self) -> None:
         for parameter in self.state.parameters.values():
             await self.state.gather(parameter, parameter.weights)
-
-    async def _save_pretrained(self) -> None:
-        await self.trainer.model.save_pretrained(self.folder / "model")
-
-    async def _logits(self) -> None:
-        await self.trainer.model.logits(batch(1)[0])
-
-    async def _loss(self) -> None:
-        await self.trainer.model.loss(*batch(1))
 
     async def _generate(self) -> None:
         step = self.trainer.step_count
@@ -144,18 +138,9 @@ class Coroutines:
         if step == self.trainer.step_count and self._texts.setdefault(step, text) != text:
             raise Finding("lost", f"after step {step}, one seed gave the text {self._texts[step]}, and then {text}")
 
-    async def _save(self) -> None:
-        await self.trainer.save(self.folder / "checkpoint")
-
-    async def _save_behind(self) -> None:
-        await self.trainer.save(self.folder / "checkpoint", wait=False)
-
     async def _saved(self) -> None:
-        await self.trainer.save(self.folder / "checkpoint", wait=False)
+        await self.trainer.save(self._checkpoint, wait=False)
         await self.trainer.saved()
-
-    async def _gradients(self) -> None:
-        await self.trainer.gradients(*batch(1))
 
     async def _step(self) -> None:
         await self.trainer.step(*batch(self.trainer.step_count + 1))
@@ -167,9 +152,6 @@ class Coroutines:
 
     async def _run_nothing(self) -> None:
         await self.trainer.run([batch(1)]).aclose()
-
-    async def _gemm_rate(self) -> None:
-        await self.trainer.gemm_rate(*batch(1)[0].shape)
 
     async def _store(self) -> None:
         a, b = self._tiles()
@@ -184,12 +166,6 @@ class Coroutines:
         await self.runtime.store([(a, np.ones(a.shape, np.float32))], demand_of([], [a, b]))
         event = await self.runtime.launch(gelu(a, b))
         await event.landed()
-
-    async def _read(self) -> None:
-        await self.runtime.read_all(self.state.weights())
-
-    async def _synchronize(self) -> None:
-        await self.runtime.synchronize()
 
     async def _job(self) -> None:
         async def job() -> None:
@@ -226,7 +202,7 @@ class Coroutines:
         """Read the events of a save to its end."""
         events = self.engine.events()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._save())
+            group.create_task(self.trainer.save(self._checkpoint))
             async for event in events:
                 if isinstance(event, SaveDone):
                     break

@@ -166,7 +166,7 @@ async def _here(call: Call, how: Disturbance, reached: Reached) -> Landed:
         await asyncio.sleep(0)  # for callbacks of the very end
         await asyncio.sleep(0)
     if cancelled or scopes[0].expired():
-        raise Finding("failed", f"{call.__qualname__} was disturbed ({how.how}) but ended as if it had not been")
+        raise Finding("failed", f"{call} was disturbed ({how.how}) but ended as if it had not been")
     return Landed.AFTER if met else Landed.NEVER
 
 
