@@ -15,7 +15,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -27,17 +27,12 @@ __all__ = ["ALIGNMENT", "ContainerFile", "RawFile", "aligned_array"]
 #: Offsets, lengths and addresses of transfers are multiples of this: O_DIRECT requires it on every usual disk.
 ALIGNMENT = 4096
 
-#: The file's name on systems where it needs one for a moment. One name is enough, because the folder is locked. A file that a
-#: killed process left under it is taken over.
+#: The file's name on file systems where it needs one for a moment. One name is enough, because the folder is locked. A file
+#: that a killed process left under it is taken over.
 _NAME = ".asynctile.spill"
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _flag(name: str) -> int:
-    """Return a flag of `os`; 0, which leaves it out, where the system lacks it (macOS does)."""
-    return int(getattr(os, name, 0))
 
 
 def aligned_array(nbytes: int) -> np.ndarray:
@@ -105,8 +100,8 @@ class ContainerFile:
         """
         pattern, found = aligned_array(ALIGNMENT), aligned_array(ALIGNMENT)
         pattern[:] = 0xA5
-        flags, past_the_cache = fcntl.fcntl(self._fd, fcntl.F_GETFL), _flag("O_DIRECT")
-        for direct in (past_the_cache, 0) if past_the_cache else (0,):
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        for direct in (os.O_DIRECT, 0):
             try:
                 fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | direct)
                 written = self.pwritev([pattern], 0)
@@ -123,18 +118,18 @@ class ContainerFile:
         return self._fd
 
     def preadv(self, views: Sequence[np.ndarray], offset: int) -> int:
-        moved = _preadv(self._fd, views, offset)
+        moved = os.preadv(self._fd, views, offset)  # type: ignore[arg-type]
         self._drop(offset, moved)
         return moved
 
     def pwritev(self, views: Sequence[np.ndarray], offset: int) -> int:
-        moved = _pwritev(self._fd, views, offset)
+        moved = os.pwritev(self._fd, views, offset)  # type: ignore[arg-type]
         self._drop(offset, moved)
         return moved
 
     def _drop(self, offset: int, nbytes: int) -> None:
         """Ask the system not to keep the bytes in the page cache, if they went through it: the tier exists to save that RAM."""
-        if not self.direct and nbytes and hasattr(os, "posix_fadvise"):
+        if not self.direct and nbytes:
             os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, nbytes: int) -> None:
@@ -145,13 +140,12 @@ class ContainerFile:
         if more > free_nbytes(self.path):
             raise self._no_room(more, "too few")
         try:
-            if hasattr(os, "posix_fallocate"):
-                try:
-                    os.posix_fallocate(self._fd, self.nbytes, more)
-                except OSError as error:
-                    os.ftruncate(self._fd, self.nbytes)  # give back the part that it got before it failed
-                    if error.errno not in _NO_FALLOCATE:
-                        raise
+            try:
+                os.posix_fallocate(self._fd, self.nbytes, more)
+            except OSError as error:
+                os.ftruncate(self._fd, self.nbytes)  # give back the part that it got before it failed
+                if error.errno not in _NO_FALLOCATE:
+                    raise
             os.ftruncate(self._fd, nbytes)
         except OSError as error:
             raise self._no_room(more, error.strerror or str(error)) from error
@@ -186,8 +180,7 @@ def _close_inherited() -> None:
         file.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def free_nbytes(path: str) -> int:
@@ -222,12 +215,11 @@ def _lock(path: str) -> int:
 
 def _create(folder: int) -> int:
     """Return a descriptor of a new file that has no name, or loses its name at once."""
-    if unnamed := _flag("O_TMPFILE"):
-        try:
-            return os.open(".", unnamed | os.O_RDWR | os.O_EXCL, 0o600, dir_fd=folder)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
     fd = os.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
         os.unlink(_NAME, dir_fd=folder)
@@ -235,17 +227,3 @@ def _create(folder: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _preadv(fd: int, views: Sequence[Any], offset: int) -> int:
-    """Read as os.preadv does; where the system lacks it, only into the first view."""
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, views, offset)
-    data = os.pread(fd, views[0].nbytes, offset)
-    views[0][: len(data)] = np.frombuffer(data, np.uint8)
-    return len(data)
-
-
-def _pwritev(fd: int, views: Sequence[Any], offset: int) -> int:
-    """Write as os.pwritev does; where the system lacks it, only the first view."""
-    return os.pwritev(fd, views, offset) if hasattr(os, "pwritev") else os.pwrite(fd, views[0].data, offset)

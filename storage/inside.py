@@ -28,8 +28,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: from <linux/fs.h>
 _RENAME_EXCHANGE = 2
-#: The errors for a link that is not followed: when a file or folder is opened (EMLINK: FreeBSD), or made.
-_REFUSALS = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.EEXIST)
+#: The errors for a link that is not followed: when a file or folder is opened, or made.
+_REFUSALS = (errno.ELOOP, errno.ENOTDIR, errno.EEXIST)
 
 
 class Folder:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -20,11 +21,6 @@ import psutil
 
 from asynctile.storage.errors import BudgetError
 from asynctile.storage.sizes import format_size
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 #: If the user sets no cap, tiles get this fraction of what a limit leaves after _PROGRAM_NBYTES, which is for kernels and the
 #: program around them.
@@ -95,8 +91,8 @@ def found(proc: Path = Path("/proc")) -> list[Limit]:
 
 def address_space(proc: Path = Path("/proc")) -> Iterator[Limit]:
     """Yield the limits set by `ulimit -v` and `ulimit -d`. Both count memory even if it was never touched."""
-    for name, field, what in (("RLIMIT_AS", "VmSize", "ulimit -v"), ("RLIMIT_DATA", "VmData", "ulimit -d")):
-        nbytes = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else -1
+    for kind, field, what in ((resource.RLIMIT_AS, "VmSize", "ulimit -v"), (resource.RLIMIT_DATA, "VmData", "ulimit -d")):
+        nbytes, _ = resource.getrlimit(kind)
         if 0 <= nbytes < _UNLIMITED:
             used = _fields(proc / "self/status").get(field + ":")
             if used is not None:
@@ -136,10 +132,8 @@ def expect_room(nbytes: int, what: str) -> None:
 
 def _stacks_nbytes() -> int:
     """Return the address space for the stacks of threads that are still to start; a stack counts whole, used or not."""
-    stack = resource.getrlimit(resource.RLIMIT_STACK)[0] if resource is not None else -1
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    threads = 2 * usable + min(32, cores + 4) + _OTHER_THREADS
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    threads = 2 * len(os.sched_getaffinity(0)) + min(32, (os.cpu_count() or 1) + 4) + _OTHER_THREADS
     return threads * (stack if 0 <= stack < _UNLIMITED else _USUAL_STACK_NBYTES)
 
 
@@ -191,7 +185,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return []  # another system, or no such group: no limit
+        return []  # no such group: no limit
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -25,6 +25,7 @@ from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
 from asynctile.loop.thread import new_loop
+from asynctile.measure.known import processor
 from asynctile.storage.counts import counted
 from asynctile.storage.limits import found
 from asynctile.storage.sizes import format_size
@@ -52,8 +53,8 @@ def run(given: dict[str, Any]) -> int:
 
 
 def _devices() -> list[tuple[str, str]]:
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    rows = [("cpu", f"{_processor()}, {counted(threads, 'thread')}"),
+    threads = len(os.sched_getaffinity(0))
+    rows = [("cpu", f"{processor() or platform.machine()}, {counted(threads, 'thread')}"),
             ("emulated", "the same processor, with its own arena and link; emulated*N: N such devices, which divide the cores")]
     return [*rows, *(row for index in range(max(gpu_count(), 1)) for row in _gpu(f"cuda:{index}"))]
 
@@ -74,15 +75,6 @@ def _gpu(name: str) -> list[tuple[str, str]]:
     driver.destroy_stream(stream)
     driver.close()
     return rows
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _tiers() -> list[tuple[str, str]]:

@@ -34,7 +34,7 @@ from asynctile.schedule.rates import Rates, assumed
 from asynctile.storage.cache import Cache
 from asynctile.storage.private import alone
 
-__all__ = ["keep", "known", "machine_rates"]
+__all__ = ["keep", "known", "machine_rates", "processor"]
 
 logger = logging.getLogger(__name__)
 
