@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -30,14 +30,18 @@ __all__ = ["Display", "PlainDisplay", "TerminalDisplay", "open_display"]
 _LINE_EVERY_S = 5.0
 
 
-class Display(Protocol):
-    """The methods that session.py and train.py call."""
+class Display:
+    """What both displays do: keep the pace, and show sentences."""
 
-    def __init__(self, console: Console) -> None: ...
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._pace: RunPace | None = None
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def stage(self, text: str) -> None:
         """Show work that is not a step. May be called from any thread."""
@@ -50,61 +54,25 @@ class Display(Protocol):
 
     def note(self, text: str) -> None:
         """Show a sentence that stays."""
-
-    def begin(self, ahead: Ahead) -> None:
-        """Begin to show steps."""
-
-    def step(self, report: StepReport) -> None:
-        """Show a finished step."""
-
-    def validating(self, done: int, total: int) -> None:
-        """Show how many batches of a validation are done."""
-
-    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        """Show the validation of the model after `step`."""
-
-    def validated(self) -> None:
-        """Note that steps continue after a validation and what followed it."""
-
-    def saved(self) -> None:
-        """Note that steps continue after a checkpoint, which may still be written."""
-
-    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        """Set where to ask how full the tiers are; None: the engine is about to close."""
-
-
-def open_display(console: Console) -> Display:
-    """Return the display for this output."""
-    kind: type[Display] = TerminalDisplay if console.is_interactive else PlainDisplay
-    return kind(console)
-
-
-class _Shown:
-    """The state and methods that both displays share."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._pace: RunPace | None = None
-
-    def note(self, text: str) -> None:
         _print(self._console, text)
 
     def begin(self, ahead: Ahead) -> None:
+        """Begin to show steps."""
         self._pace = RunPace(ahead)
 
     def step(self, report: StepReport) -> None:
+        """Show a finished step."""
         if self._pace is not None:
             self._pace.step(report)
 
     def validating(self, done: int, total: int) -> None:
+        """Show how many batches of a validation are done."""
         if self._pace is not None:
             self._pace.validating(done, total)
         self.progress("validating", done, total)
 
-    def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
-        raise NotImplementedError
-
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        """Show the validation of the model after `step`."""
         found = [f"loss {evaluation.loss:.4f}", f"perplexity {evaluation.perplexity:,.2f}"]
         if evaluation.bits_per_byte is not None:
             found.append(f"{evaluation.bits_per_byte:.4f} bits per byte")
@@ -112,29 +80,30 @@ class _Shown:
         self.note(f"validation {when}: {', '.join(found)}{', best so far' if is_best and step else ''}")
 
     def validated(self) -> None:
+        """Note that steps continue after a validation and what followed it."""
         if self._pace is not None:
             self._pace.validated()
 
     def saved(self) -> None:
+        """Note that steps continue after a checkpoint, which may still be written."""
         if self._pace is not None:
             self._pace.saved()
 
+    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
+        """Set where to ask how full the tiers are; None: the engine is about to close."""
 
-class PlainDisplay(_Shown):
-    """A display that writes a line every few seconds."""
+
+def open_display(console: Console) -> Display:
+    """Return the display for this output."""
+    return TerminalDisplay(console) if console.is_interactive else PlainDisplay(console)
+
+
+class PlainDisplay(Display):
+    """A display that writes a line every few seconds. Lines do not show the tiers: the end of the run reports their peaks."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._last = -_LINE_EVERY_S
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        """Do nothing: lines do not show the tiers, and the end of the run reports their peaks."""
 
     def stage(self, text: str) -> None:
         if self._is_due():
@@ -160,7 +129,7 @@ class PlainDisplay(_Shown):
         return False
 
 
-class TerminalDisplay(_Shown):
+class TerminalDisplay(Display):
     """A display with bars at the bottom of the terminal and notes above them."""
 
     def __init__(self, console: Console) -> None:
