@@ -10,22 +10,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from asynctile.cli.options import CHANGEABLE
 from asynctile.cli.terminal import escaped
+from asynctile.cli.totals import LOSS, Line, Sums
 from asynctile.layers.config import Config
 from asynctile.layers.report import number_in
 from asynctile.storage.counts import counted
 
 __all__ = ["model_card"]
 
-#: The training loss is averaged over this many last steps.
-_LAST_STEPS = 100
 _LIBRARY = "the source of Python's standard library"
 #: Fields of a card's head that also hold for a model trained further, and are copied into its card.
 _INHERITED = ("license", "license_name", "license_link", "language")
@@ -35,38 +32,12 @@ _HEAD_NBYTES = 1 << 16
 _HEAD = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _PLAIN = r"""(["']?)[\w.](?:[\w./+-]|:(?=\S)|[ ](?=\S))*\1"""
 _FIELD, _ITEM = re.compile(rf"(\w+):(?:[ ]+{_PLAIN.replace('1', '2')})?[ ]*"), re.compile(rf"[ ]*-[ ]+{_PLAIN}[ ]*")
-_LOSS = "validation_loss"
 #: The measurements of a validation: name in metrics.jsonl, label for people, type on the Hub.
 _MEASURED = (
-    (_LOSS, "loss, nats per token", "loss"),
+    (LOSS, "loss, nats per token", "loss"),
     ("validation_perplexity", "perplexity", "perplexity"),
     ("validation_bits_per_byte", "bits per byte", "bits_per_byte"),
 )
-
-Line = Mapping[str, Any]
-
-
-@dataclass
-class _Found:
-    """Totals over lines of metrics, of which there may be millions."""
-
-    steps: int = 0
-    tokens: int | float = 0
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST_STEPS))
-    newest: Line = field(default_factory=dict)
-    """The last line with a validation."""
-    best: Line = field(default_factory=dict)
-    """The validation with the lowest loss, the first if several have it."""
-
-    def add(self, line: Line) -> None:
-        self.steps = max(self.steps, line["step"])
-        self.tokens += number_in(line, "tokens") or 0
-        if (loss := number_in(line, "loss")) is not None:
-            self.losses.append(loss)
-        if (validation := number_in(line, _LOSS)) is not None:
-            self.newest = line
-            if not self.best or validation < self.best[_LOSS]:
-                self.best = line
 
 
 def model_card(
@@ -77,13 +48,11 @@ def model_card(
     name, config: of the model. record: the content of run.json. lines: of metrics.jsonl, up to the saved step. before: the
     card beside the weights so far; its license and language are kept.
     """
-    found = _Found()
-    for line in lines:
-        found.add(line)
+    found = Sums.of(lines)
     options = record["options"]
     data = _named(options.get("data")) or _LIBRARY
     parts = [
-        _head(name, data, options.get("model"), found.newest, before),
+        _head(name, data, options.get("model"), found.validation, before),
         f"# {_cell(name)}",
         f"A GPT-2 of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile on {_cell(data)}. "
         f"{_beginning(options)} Its context, prompt and answer together, is {config.block_size:,} tokens.",
@@ -138,20 +107,20 @@ def _beginning(options: Mapping[str, Any]) -> str:
     return f"Training started from the weights of `{_cell(_named(model))}`; this card replaces theirs, if there was one."
 
 
-def _measured(found: _Found) -> Iterator[tuple[str, str]]:
+def _measured(found: Sums) -> Iterator[tuple[str, str]]:
     yield "steps", f"{found.steps:,}"
     yield "tokens trained on", f"{found.tokens:,}"
     if last := found.losses:
         steps = counted(len(last), "step")
         yield f"training loss, nats per token, mean of the last {steps}", f"{math.fsum(last) / len(last):.4f}"
-    if not (newest := found.newest):
+    if not (newest := found.validation):
         return
     for line_name, called, _ in _MEASURED:
         if (value := number_in(newest, line_name)) is not None:
             yield f"{called}, on held-out text after step {newest['step']:,}", f"{value:.4f}"
     if (tokens := number_in(newest, "validation_tokens")) is not None:
         yield "tokens of held-out text", f"{tokens:,}"
-    yield "lowest loss on held-out text", f"{found.best[_LOSS]:.4f}, after step {found.best['step']:,}"
+    yield "lowest loss on held-out text", f"{found.best[LOSS]:.4f}, after step {found.best['step']:,}"
 
 
 def _asked(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from asynctile.cli.summary import Sums
+from asynctile.cli.totals import Sums
 from asynctile.errors import AsynctileError, BudgetError
 from tests.cli.conftest import Program
 
 
 def sums_of(*lines: dict[str, Any]) -> Sums:
-    numbered = [{"step": number, **line} for number, line in enumerate(lines, 1)]
-    folder: Any = SimpleNamespace(metrics=SimpleNamespace(lines=lambda: numbered))
-    return Sums.of(folder)
+    return Sums.of({"step": number, **line} for number, line in enumerate(lines, 1))
 
 
 def test_the_stall_of_a_run_is_its_part_of_the_steps_that_measured_it() -> None:
