@@ -5,7 +5,7 @@ Nothing is reported from here; events are asynctile/events.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from asynctile.device.base import name_of
@@ -154,13 +154,7 @@ def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counters
         spill_retries=0 if spill is None else spill.retries,
         operations=assembly.operations,
         share=share,
-        steps=counts.steps,
-        skipped_steps=counts.skipped_steps,
-        step_tokens=counts.step_tokens,
-        step_s=counts.step_s,
-        requests=counts.requests,
-        request_tokens=counts.request_tokens,
-        request_s=counts.request_s,
+        **asdict(counts),
         waiting_jobs=waiting_jobs,
         waited_s=assembly.run_ahead.waited_s,
         turn_s=turn.used_s,
