@@ -10,12 +10,25 @@ from pathlib import Path
 import pytest
 
 from asynctile.cli import main
+from asynctile.cli.display import PlainDisplay
+from asynctile.layers import StepReport
 
 #: status, stdout, stderr
 Result = tuple[int, str, str]
 Program = Callable[..., Result]
 #: How every PNG begins.
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
+    """Call `act` with the number of each step, once it is shown."""
+    show = PlainDisplay.step
+
+    def shown(self: PlainDisplay, report: StepReport) -> None:
+        show(self, report)
+        act(report.step)
+
+    patch.setattr(PlainDisplay, "step", shown)
 
 
 class Timer:

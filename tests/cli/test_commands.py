@@ -199,12 +199,6 @@ def test_info_names_a_gpu_and_what_it_uses(program: Program, monkeypatch: pytest
     assert all(driver.memory()[0] == driver.memory()[1] for driver in soft_gpu.opened)
 
 
-@pytest.mark.parametrize("command", ["train", "generate", "plan", "info"])
-def test_help(program: Program, command: str) -> None:
-    status, out, _ = program(command, "--help")
-    assert status == 0 and "None" not in out and "==SUPPRESS==" not in out
-
-
 def test_the_module_run_into_a_closed_pipe_ends_cleanly() -> None:
     command = f"{sys.executable} -m asynctile info | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S)

@@ -65,8 +65,6 @@ def test_the_length_of_a_schedule_stays_and_steps_beyond_it_have_its_last_rate(
 
 
 @pytest.mark.parametrize(("words", "said", "expected"), [
-    ("--lr 2", "lr 2 (was 1), min-lr 0.2 (was 0.1)", [2 - 1.8 * n / 8 for n in range(5, 9)]),
-    ("--min-lr 0", "min-lr 0 (was 0.1)", [1 - n / 8 for n in range(5, 9)]),
     ("--schedule constant", "schedule constant (was linear)", [1, 1, 1, 1]),
     ("--warmup 6 --lr 3 --min-lr 1", "lr 3 (was 1), warmup 6 (was 0), min-lr 1 (was 0.1)", [2.5, 3, 2, 1]),
     ("--lr 2 --steps 10", "lr 2 (was 1), min-lr 0.2 (was 0.1), decay-steps 10 (was 8)",

@@ -44,9 +44,8 @@ def refused(result: tuple[int, str, str], *words: str, command: str = "train") -
         ("--host-memory", "much"), ("--link-rate", "0"), ("--link-rate", "-1GB"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("command", ["train", "plan"])
-def test_invalid_numbers_are_refused(program: Program, command: str, option: str, value: str) -> None:
-    refused(program(command, option, value), option, value, command=command)
+def test_invalid_numbers_are_refused(program: Program, option: str, value: str) -> None:
+    refused(program("train", option, value), option, value)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +145,8 @@ def test_an_occupied_folder_is_refused(train: Program, tmp_path: Path) -> None:
     assert [path.name for path in other.iterdir()] == ["letter.txt"]
     refused(train("--out", other / "letter.txt"), "letter.txt")
     refused(train("--out", other / "letter.txt" / "run"), "letter.txt")
+    assert train("--out", tmp_path / "run", "--steps", 1)[0] == 0
+    refused(train("--out", tmp_path / "run"), "already holds a run; add --resume")
 
 
 def test_an_empty_folder_stays_after_a_refusal(train: Program, tmp_path: Path) -> None:
@@ -189,16 +190,6 @@ def test_invalid_calls_of_generate_are_refused(program: Program, tmp_path: Path)
     (tmp_path / "config.json").write_text("{}")
     words = ("--tokenizer", "bpe:300")
     refused(program("generate", tmp_path, "--prompt", "a", *words), "--tokenizer bpe:300", "new tokenizer", command="generate")
-
-
-def test_an_unknown_command_is_refused(program: Program) -> None:
-    status, _, err = program("fly")
-    assert status == 2 and err.count("\n") == 1 and "fly" in err
-
-
-@pytest.mark.parametrize(("command", "option"), [("train", "--recomput"), ("plan", "--bogus"), ("info", "--steps")])
-def test_an_unknown_option_is_answered_by_its_command(program: Program, command: str, option: str) -> None:
-    refused(program(command, option), option, f"see asynctile {command} --help", command=command)
 
 
 def test_a_negative_word_may_be_a_prompt(program: Program, tmp_path: Path) -> None:

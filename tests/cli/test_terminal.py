@@ -22,7 +22,7 @@ from asynctile.cli.corpus import prepare_tokenizer
 from asynctile.cli.display import PlainDisplay, open_display
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import Output, complain, console_on, one_line, printable, say
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, after_each_step
 from tests.settle import HANG_S, turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +103,6 @@ def test_the_cursor_moves_only_on_a_terminal_that_shows_it(
     assert ("\x1b" in out.getvalue()) == moves and "a note" in out.getvalue()
 
 
-def test_forced_colors_move_no_cursor_in_a_run(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    status, out, _ = train("--out", tmp_path / "run")
-    assert status == 0 and "\x1b" not in out and "\r" not in out
-
-
 def test_a_lost_output_is_reported_once_and_drops_the_rest() -> None:
     lost: list[OSError] = []
     output = Output(Broken(), lost.append)
@@ -186,14 +180,12 @@ def test_a_stopped_run_waits_for_its_writer_before_it_removes_the_folder(
 
 
 def hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    show = PlainDisplay.step
-
-    def shown(self: PlainDisplay, report: Any) -> None:
-        show(self, report)
-        os.kill(os.getpid(), signal.SIGHUP)  # more than once, as a terminal and its shell do
+    def twice(step: int) -> None:
+        """Send more than one signal, as a terminal and its shell do."""
+        os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)
 
-    monkeypatch.setattr(PlainDisplay, "step", shown)
+    after_each_step(monkeypatch, twice)
 
 
 def test_a_terminal_that_hangs_up_stops_a_run_with_a_checkpoint(
@@ -219,15 +211,14 @@ def test_under_nohup_a_run_goes_on_after_a_hang_up(train: Program, tmp_path: Pat
 def test_a_run_whose_folder_is_removed_ends_with_its_next_step(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    show, steps = PlainDisplay.step, []
+    steps: list[int] = []
 
-    def shown(self: PlainDisplay, report: Any) -> None:
-        show(self, report)
-        steps.append(report.step)
-        if report.step == 1:
+    def remove(step: int) -> None:
+        steps.append(step)
+        if step == 1:
             (tmp_path / gone).rename(tmp_path / "moved")
 
-    monkeypatch.setattr(PlainDisplay, "step", shown)
+    after_each_step(monkeypatch, remove)
     status, _, err = train("--out", tmp_path / "run")
     assert (status, err.count("\n"), steps) == (2, 1, [1])
     assert str(tmp_path / gone) in err and "removed" in err

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
-from asynctile.cli.display import PlainDisplay
 from asynctile.measure import trace_file
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, after_each_step
+from tests.cli.test_train import stop_after
 from tests.measure.full_disk import fill_disk
 from tests.measure.trace_format import problems
 
@@ -76,11 +76,8 @@ def test_a_full_disk_ends_the_trace_with_a_sentence_and_changes_no_loss(
     assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(plain)]
 
 
-@pytest.mark.parametrize("steps", [(), ("--trace-steps", "2:2")])
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_trace_overwrites_nothing(
-    train: Program, program: Program, tmp_path: Path, steps: tuple[str, ...], resumes: bool
-) -> None:
+def test_a_trace_overwrites_nothing(train: Program, program: Program, tmp_path: Path, resumes: bool) -> None:
     run = tmp_path / "run"
     if resumes:
         assert train("--out", run, *FAST)[0] == 0
@@ -89,7 +86,7 @@ def test_a_trace_overwrites_nothing(
     (tmp_path / "link").symlink_to("nowhere")
     begin = (program, ("train", "--resume", "--steps", 7)) if resumes else (train, ())
     for name in ("file", "folder", "link"):
-        status, out, err = begin[0](*begin[1], "--out", run, "--trace", tmp_path / name, *steps, *FAST)
+        status, out, err = begin[0](*begin[1], "--out", run, "--trace", tmp_path / name, *FAST)
         assert (status, out) == (2, "") and run.exists() == resumes
         assert err == f"asynctile train: --trace {tmp_path / name} exists already; name another file, or remove it\n"
     assert (tmp_path / "file").read_text() == "mine"
@@ -110,28 +107,15 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_first_step(
 def test_a_trace_that_cannot_be_written_at_its_step_is_reported_and_the_run_goes_on(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    show, folder = PlainDisplay.step, tmp_path / "folder"
-
-    def shown(self: PlainDisplay, report: Any) -> None:
-        show(self, report)
-        if report.step == 1:
-            folder.rmdir()
-
-    monkeypatch.setattr(PlainDisplay, "step", shown)
+    folder = tmp_path / "folder"
+    after_each_step(monkeypatch, lambda step: folder.rmdir() if step == 1 else None)
     folder.mkdir()
     status, out, err = train("--out", tmp_path / "run", "--trace", folder / "t.json", "--trace-steps", "2:2", *FAST)
     assert (status, err) == (0, "") and "No such file or directory; the run goes on without a trace" in out
 
 
 def test_a_trace_cut_off_by_a_signal_can_be_opened(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    show = PlainDisplay.step
-
-    def shown(self: PlainDisplay, report: Any) -> None:
-        show(self, report)
-        if report.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(PlainDisplay, "step", shown)
+    stop_after(monkeypatch, 3, signal.SIGINT)
     assert train("--out", tmp_path / "run", "--trace", tmp_path / "t.json", *FAST)[0] == 130
     assert traced_steps(tmp_path / "t.json")[:3] == ["step 1", "step 2", "step 3"]
 

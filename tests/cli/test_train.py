@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.display import PlainDisplay
 from asynctile.layers.model import model_state_of
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, after_each_step
 from tests.cli.test_refusals import refused
 
 
@@ -31,16 +30,8 @@ def weights(run: Path, step: int) -> bytes:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
-    """Send this process a signal once, when a step is shown."""
-    show, sent = PlainDisplay.step, []
-
-    def shown(self: PlainDisplay, report: Any) -> None:
-        show(self, report)
-        if report.step == step and not sent:
-            sent.append(step)
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(PlainDisplay, "step", shown)
+    """Send this process a signal when a step is shown."""
+    after_each_step(monkeypatch, lambda shown: os.kill(os.getpid(), number) if shown == step else None)
 
 
 def test_a_run_leaves_its_files(train: Program, tmp_path: Path) -> None:
@@ -67,17 +58,16 @@ def test_a_run_leaves_its_files(train: Program, tmp_path: Path) -> None:
     assert recorded["model"]["n_embd"] == 16 and "numpy" in recorded["versions"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
-    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert train("--out", whole, "--clip-norm", 1, "--micro-batches", 2, "--replicas", 2)[0] == 0
-    stop_after(monkeypatch, 2, number)
-    before = signal.getsignal(number)
+    stop_after(monkeypatch, 2, signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
     status, out, _ = train("--out", cut, "--clip-norm", 1, "--micro-batches", 2, "--replicas", 2)
     assert status == 130 and "--resume" in out
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(signal.SIGTERM) is before
     stopped = steps(cut)[-1]
     assert (cut / "checkpoints" / f"step-{stopped:06d}").is_dir() and stopped < 6
     status, _, err = program("train", "--resume", "--out", cut, "--device", "emulated", "--device-memory", "1MiB",
@@ -90,38 +80,6 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     ]
 
 
-def test_a_run_killed_after_its_checkpoint_resumes_from_it(
-    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps after the newest checkpoint are repeated, and their lines with them; a torn last line does no harm."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert train("--out", whole)[0] == 0
-
-    def killed(_: PlainDisplay, report: Any) -> None:
-        if report.step == 5:
-            raise OSError("the machine went away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PlainDisplay, "step", killed)
-        assert train("--out", run, "--save-every", 3)[0] == 2
-    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000003"]
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 6, "lo')
-    assert train("--out", run)[0] == 2  # not without --resume
-    assert train("--out", run, "--resume")[0] == 0
-    assert steps(run) == [1, 2, 3, 4, 5, 6]
-    assert weights(run, 6) == weights(whole, 6)
-
-
-def test_a_finished_run_says_so_again(train: Program, program: Program, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train("--out", run)[0] == 0
-    before = metrics(run)
-    status, out, _ = program("train", "--resume", "--out", run)
-    assert status == 0 and "validation loss" in out
-    assert metrics(run) == before
-
-
 @pytest.mark.parametrize("words", [["--seq-len", 16], ["--beta1", 0.5], ["--seed", 9], ["--tile", 16], ["--clip-norm", 1]])
 def test_resume_refuses_options_that_would_make_another_run(
     train: Program, program: Program, tmp_path: Path, words: list[object]
@@ -130,13 +88,6 @@ def test_resume_refuses_options_that_would_make_another_run(
     assert train("--out", run, "--steps", 1)[0] == 0
     status, _, err = program("train", "--resume", "--out", run, *words)
     assert status == 2 and str(words[0]) in err and err.count("\n") == 1
-
-
-def test_a_run_may_be_made_longer(train: Program, program: Program, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train("--out", run, "--steps", 2)[0] == 0
-    assert program("train", "--resume", "--out", run, "--steps", 4)[0] == 0
-    assert steps(run) == [1, 2, 3, 4]
 
 
 def test_the_tokens_that_end_a_text_do_not_make_another_model(
@@ -167,30 +118,6 @@ def test_a_run_from_a_gpu_goes_on_elsewhere_in_another_precision(train: Program,
     status, _, err = program(*resume, "--precision", "fp32")
     assert (status, "precision 'bf16' -> 'fp32', tall 4 -> 1" in err) == (0, True), err
     assert steps(run) == [1, 2, 3]
-
-
-def test_a_damaged_checkpoint(train: Program, program: Program, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train("--out", run, "--steps", 2)[0] == 0
-    path = run / "checkpoints" / "step-000002" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-    status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
-    assert status == 2 and "step-000002" in err and err.count("\n") == 1
-    assert steps(run) == [1, 2]
-
-
-def test_stopped_before_the_first_step(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = PlainDisplay.stage
-
-    def stopping(self: PlainDisplay, text: str) -> None:
-        stage(self, text)
-        if text == "making the model":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(PlainDisplay, "stage", stopping)
-    status, out, _ = train("--out", tmp_path / "run")
-    assert status == 130 and "nothing was changed" in out
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_stays_infinite_ends_the_run(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

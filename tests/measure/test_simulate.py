@@ -12,7 +12,7 @@ from tests.matmul import Matmul
 
 
 @pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
-@pytest.mark.parametrize("tiles", [3, 8, 20, 33.5, 48])
+@pytest.mark.parametrize("tiles", [3, 20, 33.5, 48])
 @pytest.mark.parametrize("prefetch", [0, 2, 8])
 async def test_a_run_makes_the_planned_moves(prefetch: int, tiles: float, plays: bool) -> None:
     work, twin = Matmul(), Matmul()

@@ -4,13 +4,12 @@ From "Trace Event Format" (the Chromium project): every event has `ph`, one lett
 `tid` numbers. By letter:
 
     X  a span: name, ts, dur, pid, tid. Two spans of one (pid, tid) are nested or disjoint.
-    B E  begin and end of a span: ts, pid, tid; B also name. Each E ends the last open B of its track, and none stays open.
     M  metadata: pid, args; process_name and thread_name (args.name), process_labels (args.labels), process_sort_index and
        thread_sort_index (args.sort_index, a number). Metadata of a thread has a tid.
     C  counter: name, ts, pid, args with a number for each line. No tid: counters belong to a process.
     i  instant: name, ts, s of g, p and t (global, process, thread), pid, and tid for t.
-    s t f  a flow begins, goes on, ends: name, cat, id, ts, pid, tid. Events of one flow share name, cat and id; s is the first
-       and f the last by ts. An f with bp "e" belongs to the span around it, as s and t always do; without, to the next span.
+    s f  a flow begins, ends: name, cat, id, ts, pid, tid. Events of one flow share name, cat and id; s is the first by ts.
+       An f with bp "e" belongs to the span around it, as s always does; without, to the next span.
 
 Perfetto's importer (google/perfetto, src/trace_processor/importers/json) demands more:
 
@@ -30,10 +29,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 _NEEDS = {
-    "X": ("name", "ts", "dur", "pid", "tid"), "B": ("name", "ts", "pid", "tid"), "E": ("ts", "pid", "tid"),
-    "M": ("name", "pid", "args"), "C": ("name", "ts", "pid", "args"), "i": ("name", "ts", "s", "pid"),
-    "s": ("name", "cat", "id", "ts", "pid", "tid"), "t": ("name", "cat", "id", "ts", "pid", "tid"),
-    "f": ("name", "cat", "id", "ts", "pid", "tid"),
+    "X": ("name", "ts", "dur", "pid", "tid"), "M": ("name", "pid", "args"), "C": ("name", "ts", "pid", "args"),
+    "i": ("name", "ts", "s", "pid"), **dict.fromkeys("sf", ("name", "cat", "id", "ts", "pid", "tid")),
 }  # fmt: skip
 _METADATA = {"process_name": "name", "thread_name": "name", "process_labels": "labels", "process_sort_index": "sort_index",
              "thread_sort_index": "sort_index"}  # fmt: skip
@@ -74,8 +71,7 @@ def _of_one(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_tracks(events: Sequence[dict[str, Any]]) -> Iterator[str]:
-    spans, stacks = spans_of(events), defaultdict(list)
-    for track, found in spans.items():
+    for track, found in spans_of(events).items():
         open_until: list[float] = []
         for span in found:
             while open_until and open_until[-1] <= span["ts"] + _ROUNDING:
@@ -83,30 +79,20 @@ def _of_tracks(events: Sequence[dict[str, Any]]) -> Iterator[str]:
             if open_until and span["ts"] + span["dur"] > open_until[-1] + _ROUNDING:
                 yield f"spans of track {track} overlap at {span}"
             open_until.append(span["ts"] + span["dur"])
-    for event in sorted((event for event in events if event["ph"] in "BE"), key=lambda event: event["ts"]):
-        stack = stacks[event["pid"], event["tid"]]
-        if event["ph"] == "B":
-            stack.append(event)
-        elif stack:
-            stack.pop()
-        else:
-            yield f"an end without a begin: {event}"
-    yield from (f"a begin without an end on {track}" for track, stack in stacks.items() if stack)
 
 
 def _of_flows(events: Sequence[dict[str, Any]]) -> Iterator[str]:
     spans, flows = spans_of(events), defaultdict(list)
     for event in events:
-        if event["ph"] in ("s", "t", "f"):
+        if event["ph"] in ("s", "f"):
             flows[event["cat"], event["name"], event["id"]].append(event)
             around = [span for span in spans[event["pid"], event["tid"]]
                       if span["ts"] <= event["ts"] <= span["ts"] + span["dur"]]  # fmt: skip
             if not around and (event["ph"] != "f" or event.get("bp") == "e"):
                 yield f"no span around {event}"
     for key, found in flows.items():
-        found.sort(key=lambda event: (event["ts"], "stf".index(event["ph"])))
-        order = "".join(event["ph"] for event in found)
-        if not (order.startswith("s") and order.endswith("f") and set(order[1:-1]) <= {"t"}):
+        order = "".join(event["ph"] for event in sorted(found, key=lambda event: (event["ts"], "sf".index(event["ph"]))))
+        if order != "sf":
             yield f"flow {key} is {order}"
 
 

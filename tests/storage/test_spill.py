@@ -269,11 +269,6 @@ def test_a_closed_tier_refuses_every_transfer_and_may_be_closed_again(tmp_path):
     tier.give(block)
 
 
-def test_a_second_tier_on_the_folder_is_refused(tier):
-    with pytest.raises(TierError, match="another engine"):
-        SpillTier(tier.folder).open()
-
-
 class Held(Scripted):
     """A file whose write waits for `go_on`. seen: the calls on it, in order."""
 
