@@ -201,7 +201,11 @@ def test_a_weight_that_changes_while_its_step_can_still_be_cancelled_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark after which a step always runs to its end stands too late: among the updates."""
-    monkeypatch.setattr(cancel, "PLAYS", {cancel.play_training: 1})
+    def steps_first(calls: Disturber) -> list[str]:
+        return ["Trainer.step"] if calls.calls.trainer.step_count < 10 else ["GPT2.loss"]
+
+    monkeypatch.setattr(cancel, "PLAYS", {cancel.play_calls: 1})
+    monkeypatch.setattr(Disturber, "draw", steps_first)
     finish = Program.finish
 
     def late(self: Program) -> Program:
