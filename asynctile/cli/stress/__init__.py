@@ -1,7 +1,7 @@
 """`asynctile stress`: tries to make memory tiers lose a byte, leak or hang, and commands do harm on damaged files.
 
     settings.py   what was asked for        conductor.py  whose turn it is       round.py   one round and its checks
-    tally.py      what was counted          table.py, report.py  output          leaks.py   what may not be left behind
+    tally.py      what was counted          output.py     what is shown          leaks.py   what may not be left behind
     programs.py   scenario random           thrash.py, train.py, faults.py, truncate.py, crawl.py, cancel.py   the scenarios
                                             of their names
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
@@ -31,11 +31,9 @@ from asynctile import Engine
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.cli.interrupt import EXIT_STATUS, ONCE_MORE, Interrupt
 from asynctile.cli.stress.conductor import Conductor
-from asynctile.cli.stress.report import write_report
+from asynctile.cli.stress.output import StressDisplay, summary, write_report
 from asynctile.cli.stress.settings import StressSettings
-from asynctile.cli.stress.table import LiveTable, summary
 from asynctile.cli.stress.tally import Tally
-from asynctile.cli.terminal import console_on
 from asynctile.kernels.cpu import warm
 from asynctile.loop.thread import new_loop
 
@@ -56,7 +54,7 @@ def run(given: dict[str, Any]) -> int:
 
 async def _stress(settings: StressSettings, folder: Path, interrupt: Interrupt) -> int:
     began_s, tally = time.monotonic(), Tally()
-    display = LiveTable(console_on(sys.stdout), settings, tally)
+    display = StressDisplay(settings, tally)
     interrupt.announce = lambda _: display.note(_STOPPING)
     conductor = Conductor(settings, folder, tally, lambda: interrupt.requested)
     display.note(f"asynctile stress --seed {settings.seed}, in {folder}")
@@ -79,7 +77,7 @@ async def _stress(settings: StressSettings, folder: Path, interrupt: Interrupt) 
     return status
 
 
-async def _warm_up(display: LiveTable) -> None:
+async def _warm_up(display: StressDisplay) -> None:
     """Compile kernels and start each kind of loop, once, so that no round takes this for a leak or for its own time."""
 
     def compiled(kernel: str, ready: int, total: int) -> None:

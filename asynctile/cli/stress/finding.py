@@ -1,6 +1,6 @@
 """Findings of stress: `Finding`, the error that a scenario, or a check around it, raises for a fault of asynctile.
 
-Covers the error only. tally.py counts findings; table.py and report.py show them.
+Covers the error only. tally.py counts findings; output.py shows them.
 """
 
 from __future__ import annotations

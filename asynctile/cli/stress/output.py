@@ -1,48 +1,47 @@
-"""The output of stress: a table while it runs, renewed in place on a terminal, else a line now and then, and the summary.
+"""The output of stress: a line now and then while it runs, the summary, and the report as JSON.
 
-Covers words and layout. tally.py counts, report.py writes the same as JSON.
+Covers words and layout. tally.py counts.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Thread
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
+from asynctile import __version__
 from asynctile.cli.rows import print_rows
 from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.tally import Tally
+from asynctile.cli.terminal import say
+from asynctile.layers.checkpoint import surroundings
+from asynctile.storage.folder import write_json
 from asynctile.storage.sizes import format_size
 
-__all__ = ["LiveTable", "summary"]
+__all__ = ["StressDisplay", "summary", "write_report"]
 
 _LINE_EVERY_S = 10.0
 _SHOWN = 5
 
 
-class LiveTable:
-    """Shows `tally` from `showing` on. stage: what is done before the first round."""
+class StressDisplay:
+    """Writes a line about `tally` now and then, from `showing` on. stage: what is done before the first round."""
 
-    def __init__(self, console: Console, settings: StressSettings, tally: Tally) -> None:
+    def __init__(self, settings: StressSettings, tally: Tally) -> None:
         self.stage = ""
-        self._console, self._settings, self._tally = console, settings, tally
+        self._settings, self._tally = settings, tally
         self._began_s = time.monotonic()
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Renew the display in a thread of its own, because a round may keep the loop busy."""
-        if self._console.is_interactive:
-            with Live(console=self._console, get_renderable=self._draw, refresh_per_second=4, transient=True):
-                yield
-            return
+        """Write the lines in a thread of its own, because a round may keep the loop busy."""
         ended = Event()
         thread = Thread(target=self._write_lines, args=(ended,), name="stress-display", daemon=True)
         thread.start()
@@ -53,30 +52,15 @@ class LiveTable:
             thread.join()
 
     def note(self, text: str) -> None:
-        """Show a sentence that stays."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Show a sentence."""
+        say(f"{text}\n")
 
     def _write_lines(self, ended: Event) -> None:
-        while not ended.wait(_LINE_EVERY_S):
-            rounds = ", ".join(f"{name} {self._tally.rounds[name]}" for name in self._settings.scenarios)
-            self.note(f"{self._clock()}: {self.stage or rounds}; {len(self._tally.failures)} failures")
-
-    def _draw(self) -> Group:
-        tally = self._tally
-        table = Table(box=None, pad_edge=False)
-        for title in ("scenario", "rounds", "seconds", "failures"):
-            table.add_column(title, justify="left" if title == "scenario" else "right")
-        for name in self._settings.scenarios:
-            failures = sum(failure.scenario == name for failure in list(tally.failures))
-            table.add_row(name, str(tally.rounds[name]), f"{tally.seconds[name]:.1f}", str(failures))
-        lines = [Text(f"{name:<11}{text}") for name, text in _counted(tally)]
-        last = [Text(failure.what, style="red", overflow="ellipsis", no_wrap=True) for failure in tally.failures[-1:]]
-        return Group(Text(f"seed {self._settings.seed}, {self._clock()}  {self.stage}"), table, *lines, *last)
-
-    def _clock(self) -> str:
-        seconds = int(time.monotonic() - self._began_s)
         whole = f" of {self._settings.minutes:g} min" if self._settings.minutes is not None else ""
-        return f"{seconds // 60}:{seconds % 60:02}{whole}"
+        while not ended.wait(_LINE_EVERY_S):
+            seconds, failures = int(time.monotonic() - self._began_s), len(self._tally.failures)
+            rounds = ", ".join(f"{name} {self._tally.rounds[name]}" for name in self._settings.scenarios)
+            self.note(f"{seconds // 60}:{seconds % 60:02}{whole}: {self.stage or rounds}; {failures} failures")
 
 
 def summary(settings: StressSettings, tally: Tally) -> None:
@@ -89,6 +73,15 @@ def summary(settings: StressSettings, tally: Tally) -> None:
         print(f"{failure.kind} in {failure.scenario}: {failure.what}\n    repeat with: {failure.command}")
     if len(tally.failures) > _SHOWN:
         print(f"and {len(tally.failures) - _SHOWN} more; use --report FILE.json to list them all")
+
+
+def write_report(path: Path, settings: StressSettings, tally: Tally, *, seconds: float, status: int) -> None:
+    """Write options, library versions and all counters as JSON."""
+    write_json(path, {
+        "asynctile": __version__, "python": sys.version.split()[0], "system": platform.platform(), "cores": os.cpu_count(),
+        "libraries": surroundings(), "options": settings.to_json(), "seconds": round(seconds, 1), "status": status,
+        **tally.to_json(),
+    })  # fmt: skip
 
 
 def _counted(tally: Tally) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The counters of stress: rounds, bytes, faults, cancellations, kills, and the failures with their seeds.
 
 A round is one try of a scenario with a seed of its own (round.py). A disturbed call was cancelled, timed out or abandoned by
-its loop (disturb.py). Covers the numbers. The scenarios and conductor.py count, table.py and report.py show them.
+its loop (disturb.py). Covers the numbers. The scenarios and conductor.py count, output.py shows them.
 """
 
 from __future__ import annotations
