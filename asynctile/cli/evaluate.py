@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from asynctile.cli.corpus import check_sequence, open_held_out
 from asynctile.cli.display import open_display
@@ -40,12 +40,8 @@ from asynctile.storage import documents
 __all__ = ["run"]
 
 
-class _Progress(Protocol):
-    """The `progress` method of a display."""
-
-    def __call__(self, what: str, done: int, total: int, shown: Shown = ...) -> None: ...
-
-
+#: the `progress` method of a display
+_Progress = Callable[..., None]
 #: returns the windows for a model's shape
 _WindowsOf = Callable[[Config, _Progress], ValidationBatches]
 
