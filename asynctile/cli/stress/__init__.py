@@ -7,10 +7,10 @@
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
     calls.py      every public coroutine    disturb.py    cancelled, timed out, abandoned
     lives.py      lives of engines          settled.py    what must hold between calls
-    models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
+    models.py     a very small GPT-2        killer.py     the process that kills trainings
     partner.py    a process beside stress   saver.py      the process that kills saves, call by call
     answers.py    what it answers           signaller.py  the process that sends signals
-    inputs/       scenario inputs
+    inputs/       scenario inputs           command.py    the training that both disturb
     threads.py    scenario threads          refusals.py   threads that are refused
 
 A round is one try of a scenario with a seed of its own. Covers `run`: set-up, signals, exit status. A run lasts minutes and

@@ -22,13 +22,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from asynctile.cli.stress.answers import Answer, answer_seeds
 from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.inputs.trial import Bench, End
 from asynctile.cli.stress.models import CONFIG, batch, state_of
 from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S
-from asynctile.cli.stress.victim import digest_of, tell
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.storage.inside import Folder
 
@@ -136,6 +137,16 @@ def _run(work: Callable[[StressEngine], Any]) -> None:
     asyncio.run(run())
 
 
+def _tell(what: str) -> None:
+    """Write a line to stdout, at once and as a whole."""
+    os.write(1, f"{what}\n".encode())
+
+
+async def _digest(trainer: Trainer) -> str:
+    state = await state_of(trainer)
+    return xxh3_128_hexdigest(b"".join(value.tobytes() for value in state.values()))
+
+
 async def _new_trainer(engine: StressEngine) -> Trainer:
     """Return a trainer of a model with few rows, because each row is a write."""
     return Trainer(await GPT2.create(engine, replace(CONFIG, n_embd=4, n_head=1), seed=1), AdamW(lr=1e-2))
@@ -146,10 +157,10 @@ def _train() -> None:
 
     async def train(engine: StressEngine) -> None:
         trainer = await _new_trainer(engine)
-        tell("after nothing")
+        _tell("after nothing")
         for number in range(1, _MOST_STEPS):
             await trainer.step(*batch(number))
-            tell(f"after {digest_of(await state_of(trainer))}")
+            _tell(f"after {await _digest(trainer)}")
         await trainer.model.release()
 
     _run(train)
@@ -162,7 +173,7 @@ def _save(path: Path, number: int, wait: bool) -> None:
     async def save(engine: StressEngine) -> None:
         if any(path.parent.iterdir()):
             trainer = await Trainer.load(engine, path)
-            tell(f"loaded {digest_of(await state_of(trainer))}")
+            _tell(f"loaded {await _digest(trainer)}")
         else:
             trainer = await _new_trainer(engine)
         await trainer.step(*batch(trainer.step_count + 1))
@@ -172,7 +183,7 @@ def _save(path: Path, number: int, wait: bool) -> None:
         calls.open = False
         for name in os.listdir(path.parent):
             if name != path.name:
-                tell(f"beside {name}")
+                _tell(f"beside {name}")
         await trainer.model.release()
 
     _run(save)

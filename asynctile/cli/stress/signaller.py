@@ -1,31 +1,27 @@
 """The process of scenario `signals`: a training gets two signals, and is resumed; it must have the same bytes as without.
 
-Covers the pairs of signals and their outcomes. The forks are those of inputs/trial.py, the answers those of answers.py.
+Covers the pairs of signals and their outcomes. command.py is the training, answers.py the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_128_hexdigest
-
 from asynctile import starting
-from asynctile.cli import interrupt, main
+from asynctile.cli import interrupt
 from asynctile.cli.interrupt import AGAIN_S, EXIT_STATUS, Interrupt
 from asynctile.cli.session import Session
 from asynctile.cli.stress.answers import Answer, answer_seeds
+from asynctile.cli.stress.command import TrainCommand
 from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.inputs.surroundings import Conditions
-from asynctile.cli.stress.inputs.trial import Bench, End
+from asynctile.cli.stress.inputs.trial import End
 from asynctile.layers import exchange
 
 __all__ = ["Signaller"]
@@ -39,11 +35,6 @@ _EDGE_S = 0.2
 _SLOW_S, _GONE_S = 5.0, 1.0
 #: The first signal comes within this part of the usual time of a training, which varies: most signals should meet it.
 _BEGUN = 0.85
-#: Time limit of a training, which takes a second, plus a slow step or save.
-_MOST_S = 90.0
-_STEPS = 8
-_SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
-_OPTIONS = f"--device cpu --batch-size 2 --steps {_STEPS} --save-every 3 --validate-every 4 --validation-tokens 64"
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _AT_ONCE = "asynctile train: stopped at once; with --resume, "
 
@@ -52,47 +43,25 @@ class Signaller:
     """Plays pairs in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._bench = Bench(folder / "home", most_s=_MOST_S)
-        self._run = self._folder / "run"
-        text, shape = self._folder / "text.txt", self._folder / "shape.json"
-        text.write_text("".join(f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(400)))
-        shape.write_text(json.dumps(_SHAPE))
-        self._begin = f"train --out {self._run} --data {text} --model {shape} {_OPTIONS}".split()
-        whole = self._bench.run(partial(main, self._begin))
-        #: time and outcome of a training without signals
-        self._took_s, self._outcome = whole.seconds, self._end(whole)
+        self._command = TrainCommand(folder)
 
     def play(self, seed: int) -> Answer:
         """Play one pair, and the training to its end."""
-        chance = random.Random(f"signals {seed}")
-        first_s, apart_s = chance.uniform(0, _BEGUN * self._took_s), chance.uniform(0, _MOST_APART_S)
+        command, chance = self._command, random.Random(f"signals {seed}")
+        first_s, apart_s = chance.uniform(0, _BEGUN * command.took_s), chance.uniform(0, _MOST_APART_S)
         signals = tuple((at_s, chance.choice(_NUMBERS)) for at_s in (first_s, first_s + apart_s))
-        end = self._bench.run(partial(main, self._begin), Conditions(chance.choice((_slow_step, _slow_save)), signals))
-        ended, wrong = _judge(end, self._run)
-        words = ["train", "--resume", "--out", str(self._run)] if self._run.exists() else self._begin
-        resumed = self._bench.run(partial(main, words))
-        outcome = self._end(resumed)
+        end = command.train(conditions=Conditions(chance.choice((_slow_step, _slow_save)), signals))
+        ended, wrong = _judge(end, command.run)
+        resumed = command.train()
+        outcome = command.ended(resumed)
         if wrong is None and (said := _promised(end)) not in resumed.out.decode():
             wrong = "failed", f"it said {said!r}, but --resume says {resumed.out[:500].decode()!r}"
-        if outcome != self._outcome:
-            wrong = "lost", f"it ends with {outcome}, but without a signal with {self._outcome}"
+        if outcome != command.outcome:
+            wrong = "lost", f"it ends with {outcome}, but without a signal with {command.outcome}"
         if wrong is not None:
             sent = " and ".join(f"{signal.Signals(number).name} after {at_s:.3f} s" for at_s, number in end.sent)
-            wrong = wrong[0], f"{sent}: {wrong[1]}".replace(f"{self._folder}/", "")
+            wrong = wrong[0], f"{sent}: {wrong[1]}".replace(f"{command.folder}/", "")
         return Answer(counts={"pairs": {ended: 1}}, failure=wrong)
-
-    def _end(self, end: End) -> str:
-        """Return the outcome of a training, and remove the run."""
-        newest = self._run / "checkpoints" / f"step-{_STEPS:06}"
-        found = end.words
-        if end.status == 0:
-            saved = b"".join((newest / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
-            lines = map(json.loads, (self._run / "metrics.jsonl").read_text().splitlines())
-            losses = [(line["step"], line.get("loss"), line.get("validation_loss"), line.get("lr")) for line in lines]
-            found = xxh3_128_hexdigest(saved + repr(losses).encode())
-        shutil.rmtree(self._run, ignore_errors=True)
-        return found
 
 
 def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
@@ -101,7 +70,7 @@ def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
     apart_s = times[1] - times[0] if len(times) == 2 else 0.0
     last = end.out.decode().rstrip("\n").rpartition("\n")[2]
     if end.stopped is not None:
-        return "not at all", ("hung", f"it did not end within {_MOST_S:g} s")
+        return "not at all", ("hung", f"it did not end within its limit of {end.stopped}")
     if end.err:
         return "with an error", ("failed", end.words)
     if end.status == 0:
