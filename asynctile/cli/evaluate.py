@@ -23,10 +23,9 @@ from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import resumed_options
-from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.saved_model import find_model, run_of
-from asynctile.cli.terminal import open_console
+from asynctile.cli.terminal import open_console, print_rows
 from asynctile.cli.validation import tokens_of
 from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2, Evaluation, evaluate

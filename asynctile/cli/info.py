@@ -19,8 +19,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile import __version__
 from asynctile.cli.measured import measured
-from asynctile.cli.rows import print_rows
-from asynctile.cli.terminal import say
+from asynctile.cli.terminal import print_rows, say
 from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError

@@ -18,15 +18,13 @@ from typing import Any, Self
 
 from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
-from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.fitting import check_devices
 from asynctile.cli.model import choose_shape
 from asynctile.cli.options import Options
-from asynctile.cli.placement import machine_of, work_of
+from asynctile.cli.placement import machine_of, warn_of_excess, work_of
 from asynctile.cli.precedence import new_options, resumed_options
-from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run, recorded_rates
-from asynctile.cli.terminal import complain, say
+from asynctile.cli.terminal import complain, print_rows, say
 from asynctile.cli.verdict import Verdict, placed_on
 from asynctile.errors import AsynctileError, BudgetError
 from asynctile.layers.config import Config

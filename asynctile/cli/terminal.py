@@ -12,7 +12,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "STDOUT", "Output", "complain", "console_on", "drop_output", "one_line", "open_console", "open_streams", "printable",
-    "say",
+    "STDOUT", "Output", "complain", "console_on", "drop_output", "one_line", "open_console", "open_streams", "print_rows",
+    "printable", "say",
 ]  # fmt: skip
 
 #: The name of stdout in messages.
@@ -73,6 +73,13 @@ def say(text: str) -> None:
     except OSError as error:
         error.filename = STDOUT
         raise
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Print (name, text) pairs, one per line with their texts aligned, so that other programs can read them too."""
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        say(f"{name:<{width}}  {text}\n")
 
 
 def drop_output(stream: TextIO) -> None:

@@ -24,15 +24,13 @@ from asynctile.cli.callbacks import open_callbacks
 from asynctile.cli.card import model_card
 from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, expected_vocab_size, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
-from asynctile.cli.excess import warn_of_excess
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_devices, check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, companions_with, follow, new_trainer, open_model
 from asynctile.cli.options import Options
-from asynctile.cli.placement import engine_of
+from asynctile.cli.placement import engine_of, refusal_of_step, warn_of_excess
 from asynctile.cli.precedence import new_options, resumed_options
-from asynctile.cli.refusal import refusal_of_step
 from asynctile.cli.run_folder import RunFolder, existing_run, recorded_rates, told_rates
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish

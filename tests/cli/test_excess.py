@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asynctile.cli import excess
+from asynctile.cli import placement
 from asynctile.storage.limits import Limit
 from tests.cli.conftest import Program
 
@@ -17,7 +17,7 @@ SAID = "--{} of {} is above the memory cgroup /jobs of 64.00 MiB here: a run tha
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [Limit(1 << 20, 1 << 30, "RAM", is_of_machine=True), Limit(1 << 21, 1 << 26, "memory cgroup /jobs")]
-    monkeypatch.setattr(excess, "found", lambda: limits)
+    monkeypatch.setattr(placement, "found", lambda: limits)
 
 
 def test_a_cap_above_a_limit_is_warned_of_once_by_train_and_plan(train: Program, program: Program, tmp_path: Path) -> None:

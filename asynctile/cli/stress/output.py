@@ -16,11 +16,10 @@ from pathlib import Path
 from threading import Event, Thread
 
 from asynctile import __version__
-from asynctile.cli.rows import print_rows
 from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.tally import Tally
-from asynctile.cli.terminal import say
+from asynctile.cli.terminal import print_rows, say
 from asynctile.layers.checkpoint import surroundings
 from asynctile.storage.folder import write_json
 from asynctile.storage.sizes import format_size
