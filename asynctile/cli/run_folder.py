@@ -49,7 +49,7 @@ class RunFolder:
         self.path = path
         self.metrics = Journal(path, _METRICS)
         self.samples = Journal(path, _SAMPLES)
-        self._checkpoints = Checkpoints(path)
+        self.checkpoints = Checkpoints(path)
         self.tokens, self.validation = path / _TOKENS, path / _VALIDATION
         self.tokenizer = path / "tokenizer.json"
         #: held open and locked once claimed; every write goes through it by name
@@ -131,7 +131,7 @@ class RunFolder:
             if held.stat(name) is not None:
                 with held.inside(name) as folder:
                     if name == CHECKPOINTS:
-                        self._checkpoints.check(folder)
+                        self.checkpoints.check(folder)
                     else:
                         folder.check_plain(_TOKEN_FILES)
 
@@ -164,7 +164,7 @@ class RunFolder:
         if self._next is None:
             return
         record, mark = self._next
-        self._checkpoints.recover(self._folder)
+        self.checkpoints.recover(self._folder)
         for journal in (self.metrics, self.samples):
             journal.rewind(self._folder, mark)
         self.write(_RECORD, encode_json({"format": _FORMAT, **record}))
@@ -210,26 +210,22 @@ class RunFolder:
     def new_checkpoint(self, step: int) -> Path:
         """Return where to save a step; CheckpointError if a link is there."""
         self._check_in_place()
-        return self._checkpoints.new(self._folder, step)
+        return self.checkpoints.new(self._folder, step)
 
     def new_best(self) -> Path:
         """Return where to save the best model so far, in place of the previous one; CheckpointError if a link is there."""
         self._check_in_place()
-        return self._checkpoints.new(self._folder, None)
-
-    def checkpoints(self) -> list[Path]:
-        """Return the checkpoints without the best, oldest first; one that a kill left beside its path is listed by its path."""
-        return self._checkpoints.all()
+        return self.checkpoints.new(self._folder, None)
 
     @property
     def newest(self) -> Path | None:
         """The checkpoint that the run resumes from, if there is one."""
-        return next(reversed(self.checkpoints()), None)
+        return next(reversed(self.checkpoints.all()), None)
 
     @property
     def before_newest(self) -> Path | None:
         """The checkpoint that the run would resume from without its newest, if there is one."""
-        return next(reversed(self.checkpoints()[:-1]), None)
+        return next(reversed(self.checkpoints.all()[:-1]), None)
 
     def start(self, newest: Path | None) -> str:
         """Return a sentence that says where a run with this newest checkpoint starts."""
@@ -237,14 +233,9 @@ class RunFolder:
             return f"{self.path} has no checkpoint and starts at step 1"
         return f"{self.path} continues from {newest}, step {step_of(newest.name)}"
 
-    @property
-    def has_best(self) -> bool:
-        """Whether the best model so far is still where it was saved."""
-        return self._checkpoints.has_best
-
     def prune(self, keep: int) -> None:
         """Remove all but the `keep` newest checkpoints."""
-        self._checkpoints.prune(self._folder, keep)
+        self.checkpoints.prune(self._folder, keep)
 
     def append_step(self, line: Mapping[str, Any]) -> None:
         """Append a step's line to the metrics.

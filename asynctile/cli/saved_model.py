@@ -22,9 +22,9 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
     weights = folder
     if (folder / "run.json").is_file():
         run = RunFolder.open(folder)
-        checkpoints = run.checkpoints()
+        checkpoints = run.checkpoints.all()
         if not checkpoints:
-            other = f", or name {folder / 'checkpoints' / 'best'}" if run.has_best else ""
+            other = f", or name {folder / 'checkpoints' / 'best'}" if run.checkpoints.has_best else ""
             raise CheckpointError(f"the run {folder} has no checkpoint yet; let it train until its first{other}")
         weights = checkpoints[-1]
     elif not (folder / "config.json").is_file():

@@ -87,7 +87,7 @@ class Session:
                 self.validations.step = self.folder.validated(self.trainer.step_count)
         except ValueError as error:
             raise ValueError(f"checkpoint {checkpoint}: {error}") from error
-        if self.validations.best_step and not self.folder.has_best:
+        if self.validations.best_step and not self.folder.checkpoints.has_best:
             self.display.note(f"the best model so far, of step {self.validations.best_step}, is no longer in "
                               f"{checkpoint.parent}; the next better one will be saved")
 

@@ -36,14 +36,14 @@ async def finish(session: Session) -> bool:
     folder.write("summary.json", encode_json(_as_json(sums, bigrams)))
     note(f"{sample}\n")
     # Metrics older than best models may hold a lower loss, measured on other windows.
-    is_kept = folder.has_best and sums.best.get("step") == session.validations.best_step
+    is_kept = folder.checkpoints.has_best and sums.best.get("step") == session.validations.best_step
     for line in _sentences(sums, bigrams, is_kept, devices=runtime_of(session.engine).devices):
         note(line)
     note(f"wrote {picture.name}, sample.txt, metrics.jsonl and checkpoints to {folder.path}")
     if picture.suffix == ".svg":
         note("for a PNG picture install matplotlib: pip install 'asynctile[plot]'")
     note(f"to use the model: asynctile generate {folder.path} --prompt TEXT")
-    note(f"Hugging Face transformers can load {folder.checkpoints()[-1]} as it is")
+    note(f"Hugging Face transformers can load {folder.checkpoints.all()[-1]} as it is")
     return True
 
 
