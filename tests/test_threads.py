@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from asynctile import DeviceError, Engine
-from asynctile.cli.stress.refusals import Refusals
+from asynctile.cli.stress.refusals import refused_threads
 from asynctile.layers import Trainer
 from asynctile.share import runtime_of
 from tests.execute.interleaving import BATCHES, SHORT
@@ -39,8 +39,7 @@ async def test_whichever_thread_is_refused_the_engine_ends_whole_and_its_steps_a
     spill.mkdir()
     expected, before, refused, trained = await live(spill), blas(), [], 0
     for number in itertools.count():
-        refusals = Refusals(lambda index, _, number=number: is_chosen(index, number))  # type: ignore[misc]
-        with refusals.in_force():
+        with refused_threads(lambda index, _, number=number: is_chosen(index, number)) as names:  # type: ignore[misc]
             (end,) = await asyncio.gather(live(spill), return_exceptions=True)
         if isinstance(end, DeviceError):
             assert "the system refused the thread asynctile-" in str(end) and "\n" not in str(end)
@@ -48,9 +47,9 @@ async def test_whichever_thread_is_refused_the_engine_ends_whole_and_its_steps_a
             assert end == expected
             trained += 1
         assert (threads(), blas(), [*spill.iterdir()]) == ([], before, [])
-        if not refusals.refused:
+        if not names:
             break
-        refused.append(refusals.refused[0])
+        refused.append(names[0])
     known = ("keeper", "loop", "compute-0", "spill-3", "files-3", "upload", "batches", "player-0", "player-1")
     assert {f"asynctile-{name}" for name in known} <= {*refused}
     assert trained == 3, "without a player, in two ways, and with all"
@@ -58,7 +57,7 @@ async def test_whichever_thread_is_refused_the_engine_ends_whole_and_its_steps_a
 
 async def test_an_engine_that_was_refused_its_first_thread_may_be_closed() -> None:
     engine = Engine("cpu")
-    with Refusals(lambda *_: True).in_force():
+    with refused_threads(lambda *_: True):
         with pytest.raises(DeviceError, match="refused the thread asynctile-keeper"):
             await engine.open()
         await engine.aclose()
@@ -66,16 +65,22 @@ async def test_an_engine_that_was_refused_its_first_thread_may_be_closed() -> No
 
 
 async def test_an_open_engine_asks_for_threads_only_to_play_and_to_take_batches(tmp_path: Path) -> None:
-    with Refusals(lambda *_: False).in_force() as refusals:
+    wanted: list[str] = []
+
+    def note(_: int, name: str) -> bool:
+        wanted.append(name)
+        return False
+
+    with refused_threads(note):
         async with Engine("cpu", spill=tmp_path) as engine:
-            opened = refusals.wanted
+            opened = len(wanted)
             await runtime_of(engine).call(runtime_of(engine).compute(len, "in a thread"))
-        assert refusals.wanted == opened
+        assert len(wanted) == opened
 
 
 async def test_a_trace_that_is_refused_its_thread_leaves_no_file_open(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
-        with Refusals(lambda *_: True).in_force(), pytest.raises(DeviceError, match="refused the thread asynctile-trace"):
+        with refused_threads(lambda *_: True), pytest.raises(DeviceError, match="refused the thread asynctile-trace"):
             engine.start_trace(tmp_path / "trace.json")
         assert not engine.is_traced
         engine.start_trace(tmp_path / "trace.json")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from asynctile import AsynctileError, Engine, TierError
-from asynctile.cli.stress.refusals import Refusals
+from asynctile.cli.stress.refusals import refused_threads
 from asynctile.execute.bound import Bound
 from asynctile.execute.schedules import MOST_FETCHED
 from asynctile.execute.workers.calls import Calls
@@ -49,9 +49,9 @@ async def test_steps_run_as_coroutines_while_a_player_thread_is_refused_and_are_
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     async with training(place) as (_, trainer):
-        with Refusals(lambda _, name: name == refused).in_force() as refusals:
+        with refused_threads(lambda _, name: name == refused) as found:
             flags = await played(trainer, 0, 1, 2)
-        assert (flags, refusals.refused) == ([False] * 3, [refused] * 2)
+        assert (flags, found) == ([False] * 3, [refused] * 2)
         assert sum("the system refused the thread" in record.getMessage() for record in caplog.records) == 1
         assert await played(trainer, 3, 4) == [True] * 2
         states = await states_of(trainer)

@@ -6,40 +6,32 @@ program copes.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Refusals"]
+__all__ = ["refused_threads"]
 
 
-class Refusals:
-    """Decides which threads are refused.
+@contextmanager
+def refused_threads(chooses: Callable[[int, str], bool]) -> Iterator[list[str]]:
+    """Refuse threads within this block, for a process with one such block at a time; yield the names of the refused ones.
 
     chooses: given how many threads of asynctile were wanted before, and the name of this one, returns whether it is refused.
-    wanted: how many were wanted so far. refused: the names of the refused ones.
+    Other threads are left alone.
     """
+    start, wanted = threading.Thread.start, itertools.count()
+    refused: list[str] = []
 
-    def __init__(self, chooses: Callable[[int, str], bool]) -> None:
-        self.chooses = chooses
-        self.wanted = 0
-        self.refused: list[str] = []
+    def may_start(thread: threading.Thread) -> None:
+        if thread.name.startswith("asynctile") and chooses(next(wanted), thread.name):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    @contextmanager
-    def in_force(self) -> Iterator[Refusals]:
-        """Refuse threads within this block, for a process with one such block at a time. Other threads are left alone."""
-        start = threading.Thread.start
-
-        def may_start(thread: threading.Thread) -> None:
-            if thread.name.startswith("asynctile"):
-                self.wanted += 1
-                if self.chooses(self.wanted - 1, thread.name):
-                    self.refused.append(thread.name)
-                    raise RuntimeError("can't start new thread")
-            start(thread)
-
-        threading.Thread.start = may_start  # type: ignore[method-assign, assignment]
-        try:
-            yield self
-        finally:
-            threading.Thread.start = start  # type: ignore[method-assign]
+    threading.Thread.start = may_start  # type: ignore[method-assign, assignment]
+    try:
+        yield refused
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from asynctile.cli.stress.leaks import Held
-from asynctile.cli.stress.refusals import Refusals
+from asynctile.cli.stress.refusals import refused_threads
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.training import StressTraining
 from asynctile.errors import DeviceError
@@ -27,7 +27,7 @@ async def play(round: Round) -> bool:
     training = StressTraining(round, _STEPS)
     await training.begin()
     before = Held.now(round.spill)
-    with Refusals(_draw(round.chance)).in_force() as refusals:
+    with refused_threads(_draw(round.chance)) as refused:
         try:
             await _train(training)
         except DeviceError as error:
@@ -35,9 +35,9 @@ async def play(round: Round) -> bool:
                 raise
             round.tally.reported += 1
         else:
-            round.tally.survived += bool(refusals.refused)
-    round.tally.faulted += bool(refusals.refused)
-    round.tally.injected["thread"] += len(refusals.refused)
+            round.tally.survived += bool(refused)
+    round.tally.faulted += bool(refused)
+    round.tally.injected["thread"] += len(refused)
     before.expect_no_more(round.spill)
     return True
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asynctile import BudgetError, DeviceError
-from asynctile.cli.stress.refusals import Refusals
+from asynctile.cli.stress.refusals import refused_threads
 from asynctile.execute.workers.player import Player
 from asynctile.execute.workers.tables import OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
@@ -75,12 +75,12 @@ async def held():
 @pytest.mark.parametrize("refused", range(3))
 async def test_if_one_thread_is_refused_the_others_end_and_the_player_plays_once_all_are_there(refused, caplog):
     player = Player(3, None, None)
-    with Refusals(lambda index, _: index % (refused + 1) == refused).in_force() as refusals:
+    with refused_threads(lambda index, _: index % (refused + 1) == refused) as names:
         for _ in range(2):
             with pytest.raises(DeviceError, match="the system refused its threads"):
                 player.attach(Marked([OPERATION]).tables)
             assert (of_players(), player.tables, player.waiting) == ([], None, ())
-    assert refusals.refused == [f"asynctile-player-{refused}"] * 2
+    assert names == [f"asynctile-player-{refused}"] * 2
     (record,) = caplog.records
     assert f"refused the thread asynctile-player-{refused}" in record.getMessage()
     marked = Marked([OPERATION])
@@ -112,9 +112,9 @@ def test_an_interpreter_ends_although_nobody_closed_its_players(forking):
 
 async def test_every_device_has_workers_of_its_own_and_all_of_them_end_with_the_player(caplog):
     player = Player(2, None, None, devices=3)
-    with Refusals(lambda index, _: index == 5).in_force() as refusals:
+    with refused_threads(lambda index, _: index == 5) as names:
         assert not player.hire() and of_players() == []
-    assert refusals.refused == ["asynctile-player-5"] and len(caplog.records) == 1
+    assert names == ["asynctile-player-5"] and len(caplog.records) == 1
     await play(player, Marked([OPERATION] * 3, devices=[0, 1, 2]).tables)
     assert len(of_players()) == 6
     player.close()
