@@ -15,7 +15,7 @@ from pathlib import Path
 
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.input import read_file
-from asynctile.storage.inside import Folder, part_of, write_whole
+from asynctile.storage.inside import Folder
 
 __all__ = ["Cache"]
 
@@ -53,29 +53,12 @@ class Cache:
         if len(content) > self._largest_nbytes:
             return
         with suppress(*_FAULTS), self._opened(make=True) as folder:
-            self._write(folder, key + self._suffix, content)
+            folder.write(key + self._suffix, content)
             self._drop(folder)
 
     def _opened(self, *, make: bool = False) -> Folder:
         with Folder.open(self.path.parent) as parent:
             return parent.inside(self.path.name, make=make)
-
-    def _write(self, folder: Folder, name: str, content: bytes) -> None:
-        """Write the file under a temporary name, then rename it.
-
-        There is no fsync: a file that a crash damaged is rejected by its reader, and made again.
-        """
-        part = part_of(name)
-        try:
-            fd = folder.new_file(part)
-            try:
-                write_whole(fd, content)
-            finally:
-                os.close(fd)
-            folder.rename(part, name)
-        except BaseException:
-            folder.remove(part)
-            raise
 
     def _drop(self, folder: Folder) -> None:
         """Remove the least recently used files beyond the limits, and with them unfinished files that a kill left."""

@@ -80,9 +80,7 @@ class Demand:
 
     def _rounded(self, counts: tuple[int, ...], alignment: int) -> dict[int, int]:
         """Return {rounded size: count} for `counts`, one per size; sizes that round to the same number are added up."""
-        found: dict[int, int] = {}
-        for size, count in zip(self.sizes, counts, strict=True):
-            found[align(size, alignment)] = found.get(align(size, alignment), 0) + count
+        found = _rounded(dict(zip(self.sizes, counts, strict=True)), alignment)
         small = align(self.small, alignment)
         if len(found) > 1 and any(self.small < size <= small for size in self.exact):
             found[small] += counts[-1]  # tiles that counted as large may now land among the small ones

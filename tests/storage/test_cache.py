@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_is_read(tmp_path, mon
     def refuse(*_, **__):
         raise PermissionError(13, "read-only")
 
-    for name in ("utime", "mkdir", "rename"):
+    for name in ("utime", "mkdir", "replace"):
         monkeypatch.setattr(os, name, refuse)
     cache_in(tmp_path).keep("b", b"x")
     assert cache_in(tmp_path).read("a") == b"x"
