@@ -1,16 +1,11 @@
 """A replaced folder is whole at every moment: after a kill at any point, recovery gives the old folder or the new one.
 
 A kill is simulated by making every call that changes the disk fail from the n-th on, because a dead process does not clean up.
-One test really kills a process.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -238,31 +233,3 @@ def test_a_link_is_neither_litter_nor_a_copy_nor_a_folder_to_remove(tmp_path: Pa
     recover_folders(inside)
     assert sorted(path.name for path in inside.iterdir()) == [".d.0123abcd.new", ".e.0123abcd.old", "c"]
     assert content(tmp_path / "far") == {"precious"}
-
-
-PROGRAM = """
-import sys
-from asynctile.storage.folder import replace_folder
-from asynctile.storage.inside import Folder
-if sys.argv[2] == "two renames":
-    Folder.exchange = lambda *_: False
-for turn in range(10**6):
-    with replace_folder(sys.argv[1]) as fresh:
-        for name in ("a", "b", "c"):
-            (fresh / name).write_text(str(turn))
-    if turn == 0:
-        print("begun", flush=True)
-"""
-
-
-@pytest.mark.parametrize("way", ["exchange", "two renames"])
-def test_a_really_killed_process_leaves_a_whole_folder(tmp_path: Path, way: str) -> None:
-    final = tmp_path / "c"
-    command = [sys.executable, "-c", PROGRAM, str(final), way]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
-        time.sleep(0.05)  # somewhere in the middle: where does not matter
-        process.send_signal(signal.SIGKILL)
-    recover_folder(final)
-    assert len(content(final)) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
