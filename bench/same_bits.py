@@ -66,7 +66,7 @@ class Case:
 
 
 def cases(gpu: bool) -> Iterator[Case]:
-    """Yield the cases that tests/layers/test_equal_bits.py, test_tiers.py and test_cuda.py vary."""
+    """Yield the cases that tests/layers/test_equal_bits.py, test_tiers.py and test_cuda_replayed.py vary."""
     modes = [{"recompute": recompute, "clip_norm": clip} for recompute in (True, False) for clip in (None, 1e30, 0.1)]
     yield from (Case("cpu", trainer=mode) for mode in modes)
     yield from (Case("emulated", share, prefetch=depth)

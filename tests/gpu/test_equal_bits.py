@@ -1,7 +1,7 @@
 """The law of equal bits on a real GPU: budgets, prefetch, graphs, disk, modes and the place of AdamW change no result.
 
-The yardstick is a training with everything on the GPU. tests/layers/test_cuda.py tests streams that are late in any order, on a
-driver that makes them late. Here the GPU decides.
+The yardstick is a training with everything on the GPU. tests/layers/test_cuda_replayed.py tests streams that are late in any
+order, on a driver that makes them late. Here the GPU decides.
 """
 
 from __future__ import annotations

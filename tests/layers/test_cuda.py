@@ -1,8 +1,6 @@
-"""Trainings on a GPU whose driver and kernels run on the CPU (tests/cuda): the law of equal bits, graphs, precisions.
+"""Trainings on a GPU whose driver and kernels run on the CPU (tests/cuda): graphs, precisions, the planned bytes.
 
-tests/gpu repeats the important ones on a real GPU.
-
-Long because it holds all trainings on that GPU: each law is checked on the same small training.
+test_cuda_replayed.py tests the law of equal bits there. tests/gpu repeats the important ones on a real GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import asyncio
 import gc
 import math
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +16,10 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
-from asynctile.layers.model import model_state_of
+from asynctile.layers.machine import Machine
+from asynctile.layers.plan import plan_step
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
-from tests.laws import covering
 from tests.layers.shapes import shape as make_shape
 from tests.layers.training import (
     LONE,
@@ -34,7 +31,6 @@ from tests.layers.training import (
     batches_of,
     distance,
     lively,
-    moments_of,
     outcome,
 )
 from tests.settle import HANG_S, settle, until
@@ -43,71 +39,13 @@ STEPS = 4  # step 1 loads tiles, step 2 captures graphs, later steps replay them
 #: Several whole sequences in each of two row tiles, heads of 16 columns.
 WHOLE = make_shape(32, 2, 35, 24, tile=32, batch=6, length=10, micro_batches=2)
 STATES = LONE.config.states_nbytes
-_resident: dict[str, Outcome] = {}
 
 pytestmark = pytest.mark.usefixtures("soft_gpu")
 
 
-async def on_gpu(*, steps: int = STEPS, **options: Any) -> Outcome:
-    engine_options = {key: options.pop(key) for key in list(options) if key in ENGINE_OPTIONS}
+async def on_gpu(*, steps: int = STEPS, precision: str = "fp32") -> Outcome:
     async with asyncio.timeout(HANG_S):
-        return await outcome(LONE, steps=steps, device="cuda:0", engine_options=engine_options, **options)
-
-
-ENGINE_OPTIONS = ("device_memory", "host_memory", "spill", "prefetch", "precision")
-
-
-async def resident(precision: str) -> Outcome:
-    if precision not in _resident:
-        _resident[precision] = await on_gpu(precision=precision)
-    return _resident[precision]
-
-
-PRECISIONS = ["fp32", "bf16"]
-
-
-@pytest.fixture(params=PRECISIONS)
-def precision(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.mark.parametrize(("share", "prefetch", "precision"), covering([0.25, 0.5], [0, 2], PRECISIONS))
-async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: int, precision: str) -> None:
-    cap = max(int(share * STATES), 22 << 10)
-    found = await on_gpu(device_memory=cap, prefetch=prefetch, precision=precision)
-    assert_same_bits(found, await resident(precision))
-    assert 0 < found.device_peak_bytes <= cap
-
-
-@pytest.mark.parametrize(
-    ("update", "clip_norm", "precision"), covering(["device", "host", "auto"], {"two-phase": 1e30, "fused": None}, PRECISIONS)
-)
-async def test_no_place_of_the_update_changes_a_bit(update: str, clip_norm: float | None, precision: str) -> None:
-    found = await on_gpu(device_memory=STATES // 2, precision=precision, update=update, clip_norm=clip_norm)
-    assert_same_bits(found, await resident(precision))
-
-
-async def test_updates_on_the_host_over_a_disk_change_no_bit(tmp_path: Path, precision: str) -> None:
-    found = await on_gpu(
-        device_memory=STATES // 2, host_memory=STATES // 2 + (300 << 10), spill=tmp_path, precision=precision, update="host"
-    )
-    assert_same_bits(found, await resident(precision))
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> None:
-    yardstick = await resident("fp32")
-    soft_gpu(seed=seed)
-    assert_same_bits(await on_gpu(device_memory=STATES // 2, prefetch=8), yardstick)
-    assert_same_bits(await on_gpu(), yardstick)
-
-
-@pytest.mark.parametrize(
-    ("recompute", "clip_norm", "precision"), covering([False, True], {"two-phase": 1e30, "fused": None}, PRECISIONS)
-)
-async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, precision: str) -> None:
-    found = await on_gpu(recompute=recompute, clip_norm=clip_norm, precision=precision)
-    assert_same_bits(found, await resident(precision))
+        return await outcome(LONE, steps=steps, device="cuda:0", engine_options={"precision": precision})
 
 
 async def test_a_step_reports_its_wait_for_copies_while_it_is_traced_and_nan_otherwise() -> None:
@@ -121,23 +59,9 @@ async def test_a_step_reports_its_wait_for_copies_while_it_is_traced_and_nan_oth
     assert 0 <= known.stall_s < known.step_s
 
 
-async def test_clipping_changes_no_bit_between_graphs_and_single_launches() -> None:
-    graphs = await on_gpu(clip_norm=0.1)
-    assert min(graphs.norms) > 0.1
-    assert_same_bits(await on_gpu(clip_norm=0.1, prefetch=0), graphs)
-    assert_same_bits(await on_gpu(clip_norm=0.1, device_memory=STATES // 2), graphs)
-
-
-async def test_a_disk_below_ram_changes_no_bit(tmp_path: Path, precision: str) -> None:
-    found = await on_gpu(
-        device_memory=STATES // 2, host_memory=STATES // 2 + (300 << 10), spill=tmp_path, precision=precision
-    )
-    assert_same_bits(found, await resident(precision))
-
-
 async def test_fp32_agrees_with_the_cpu_and_bf16_with_fp32() -> None:
     cpu = await outcome(LONE, steps=STEPS, device="cpu")
-    fp32, bf16 = await resident("fp32"), await resident("bf16")
+    fp32, bf16 = await on_gpu(), await on_gpu(precision="bf16")
     assert fp32.losses == pytest.approx(cpu.losses, rel=1e-6)
     # The bias of the keys has only rounding errors for a gradient, which AdamW makes as large as any other.
     names = [name for name in cpu.weights if not name.endswith("c_attn.bias")]
@@ -256,54 +180,14 @@ async def test_caps_lent_and_returned_repeatedly_leave_a_program_its_graphs(soft
             assert await graphs_of(trainer, 1, driver) == [3]
 
 
-async def test_work_between_two_steps_does_not_hinder_graphs(soft_gpu: Any) -> None:
-    yardstick = await on_gpu(steps=6)
-    async with Engine("cuda:0") as engine:
-        trainer = Trainer(await lively(engine, LONE), OPTIMIZER, micro_batches=LONE.micro_batches)
-        losses = []
-        for index, (tokens, targets) in enumerate(batches_of(LONE, 6)):
-            losses.append((await trainer.step(tokens, targets)).loss)
-            await trainer.model.loss(tokens, targets)
-            if index == 1:
-                await trainer.model.logits(tokens)
-            if index == 3:  # takes slots, so the graphs are captured anew
-                other = await GPT2.create(engine, LONE.config, seed=9, tile=LONE.tile)
-                await other.loss(tokens, targets)
-        assert losses == yardstick.losses
-        assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
-        assert_same_tensors(await moments_of(trainer), yardstick.moments)
-
-
-async def test_a_step_without_a_finite_loss_is_skipped_by_graphs_too() -> None:
-    yardstick = await on_gpu(steps=4)
-    async with Engine("cuda:0") as engine:
-        trainer = Trainer(await lively(engine, LONE), OPTIMIZER, micro_batches=LONE.micro_batches)
-        batches = batches_of(LONE, 4)
-        for tokens, targets in batches[:3]:
-            await trainer.step(tokens, targets)
-        parameter = model_state_of(trainer.model).parameters["transformer.ln_f.bias"]
-        kept = await model_state_of(trainer.model).gather(parameter, parameter.weights)
-        tile = parameter.weights[0, 0]
-        await runtime_of(engine).store([(tile, np.full(tile.shape, np.nan, np.float32))])
-        assert (await trainer.step(*batches[3])).skipped
-        await runtime_of(engine).store([(tile, kept[parameter.index(0, 0)])])
-        report = await trainer.step(*batches[3])
-        assert report.loss == yardstick.losses[3]
-        assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
-
-
 class Held:
-    """A GPU that stops before the n-th call of `method` on the engine's device, or on its recorder, until released.
+    """A GPU that stops before the n-th capture of a graph until released. reached: set once the capture is there."""
 
-    reached: set once the call is there.
-    """
-
-    def __init__(self, engine: Engine, method: str, call: int) -> None:
-        self._device, self._method, self._left = device_of(engine), method, call
-        self._owner = self._device if hasattr(self._device, method) else self._device.recorder
-        self._true = getattr(self._owner, method)
+    def __init__(self, engine: Engine, call: int) -> None:
+        self._device, self._left = device_of(engine), call
+        self._true = self._device.recorder.record
         self.reached, self.gate = threading.Event(), threading.Event()
-        setattr(self._owner, method, self._watched)
+        self._device.recorder.record = self._watched
 
     def _watched(self, *args: Any, **more: Any) -> Any:
         self._left -= 1
@@ -313,28 +197,19 @@ class Held:
         return self._true(*args, **more)
 
     def release(self) -> None:
-        setattr(self._owner, self._method, self._true)
+        self._device.recorder.record = self._true
         self.gate.set()
 
 
-#: Where a step is cancelled: issued, captured, replayed; and whether it counts all the same.
-CANCELS = [
-    ("upload", 1, False), ("record", 1, False), ("record", 3, False), ("replay", 1, False), ("replay", 3, True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("method", "call", "counts"), CANCELS)
-async def test_a_cancelled_step_leaves_the_model_unchanged_or_counts_and_graphs_go_on(
-    method: str, call: int, counts: bool
-) -> None:
+@pytest.mark.parametrize("call", [1, 3])
+async def test_a_step_cancelled_while_its_graphs_are_captured_leaves_the_model_unchanged(call: int) -> None:
     yardstick = await on_gpu(steps=5)
-    cancelled = {"upload": 0, "record": 1, "replay": 3}[method]
     async with Engine("cuda:0") as engine:
         trainer = Trainer(await lively(engine, LONE), OPTIMIZER, micro_batches=LONE.micro_batches)
         losses = []
         for index, (tokens, targets) in enumerate(batches_of(LONE, 5)):
-            if index == cancelled:
-                held = Held(engine, method, call)
+            if index == 1:
+                held = Held(engine, call)
                 step = asyncio.ensure_future(trainer.step(tokens, targets))
                 try:
                     await until(held.reached.is_set)
@@ -344,12 +219,26 @@ async def test_a_cancelled_step_leaves_the_model_unchanged_or_counts_and_graphs_
                     held.release()
                 with pytest.raises(asyncio.CancelledError):
                     await step
-                assert trainer.step_count == index + counts
-            if trainer.step_count == index:
-                await trainer.step(tokens, targets)
-            losses.append(trainer.last_report.loss)
+                assert trainer.step_count == 1
+            losses.append((await trainer.step(tokens, targets)).loss)
         assert losses == yardstick.losses
         assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"update": "host"}], ids=str)
+async def test_every_step_from_the_third_on_moves_the_planned_bytes(options: dict[str, Any]) -> None:
+    options, cap = {"update": "device", **options}, SMALL.config.states_nbytes // 3
+    plan = plan_step(SMALL.config, SMALL.work(**options), Machine(device="cuda:0", device_memory=cap))
+    assert plan.comes_and_goes
+    async with Engine("cuda:0", device_memory=cap) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **options)
+        for number, batch in enumerate(batches_of(SMALL, 5)):
+            report = await trainer.step(*batch)
+            assert runtime_of(engine).tiers.top.arena.packed
+            assert report.played is (number > 0)
+            if number > 1:
+                assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
+        assert report.device_peak_bytes <= cap
 
 
 async def test_batches_of_changing_shape_never_take_more_of_the_gpu_than_the_cap(
@@ -369,12 +258,3 @@ async def test_batches_of_changing_shape_never_take_more_of_the_gpu_than_the_cap
             taken = driver.memory()[1] - driver.memory()[0] - beside
             assert taken <= cap, (batch, length)
         assert not runtime_of(engine).tiers.top.arena.divided
-
-
-async def test_an_engine_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> None:
-    await on_gpu(steps=3)
-    gc.collect()
-    driver = soft_gpu.opened[0]
-    assert driver.memory()[0] == driver.memory()[1]
-    assert not driver.pinned
-    assert not driver.streams
