@@ -7,13 +7,14 @@ test_generation.py generation.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asynctile import DeviceError, Engine, TornModelError
-from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile import DeviceError, Engine
+from asynctile.layers import GPT2, Trainer
 from tests.layers.training import SMALL, assert_same_tensors, floor_of, lively
 
 CONFIG = SMALL.config
@@ -66,37 +67,33 @@ def test_an_engine_refuses_wrong_arguments(arguments: Arguments, kind: type[Exce
 
 
 T = np.zeros((2, 5), np.int64)
-BAD_TOKENS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
-    "floats": (T.astype(np.float32), TypeError, ("float32", "integer token ids")),
-    "text": ([["a", "b"]], TypeError, ("dtype", "integer")),
-    "booleans": (T.astype(bool), TypeError, ("bool", "integer")),
-    "nothing": (None, TypeError, ("object", "integer")),
-    "one dimension": (T[0], ValueError, (r"\(5,\)", r"\(B, T\)")),
-    "three dimensions": (T[None], ValueError, (r"\(1, 2, 5\)", r"\(B, T\)")),
-    "no sequences": (T[:0], ValueError, (r"\(0, 5\)", r"\(B, T\)")),
-    "empty sequences": (T[:, :0], ValueError, (r"\(2, 0\)", r"\(B, T\)")),
-    "too large an id": (T + CONFIG.vocab_size, ValueError, (str(CONFIG.vocab_size), "vocab_size", "tokenizer")),
-    "a negative id": (T - 1, ValueError, ("-1", "from 0 to")),
-    "an id that would wrap": (T + 2**32 + 1, ValueError, (str(2**32 + 1), "from 0 to")),
-    "beyond block_size": (np.zeros((1, CONFIG.block_size + 1), int), ValueError, ("25", "block_size is 24", "shorten")),
-}
+BAD_TOKENS: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
+    (T.astype(np.float32), TypeError, ("float32", "integer token ids")),
+    ([["a", "b"]], TypeError, ("dtype", "integer")),
+    (T.astype(bool), TypeError, ("bool", "integer")),
+    (None, TypeError, ("object", "integer")),
+    (T[0], ValueError, (r"\(5,\)", r"\(B, T\)")),
+    (T[None], ValueError, (r"\(1, 2, 5\)", r"\(B, T\)")),
+    (T[:0], ValueError, (r"\(0, 5\)", r"\(B, T\)")),
+    (T[:, :0], ValueError, (r"\(2, 0\)", r"\(B, T\)")),
+    (T + CONFIG.vocab_size, ValueError, (str(CONFIG.vocab_size), "vocab_size", "tokenizer")),
+    (T - 1, ValueError, ("-1", "from 0 to")),
+    (T + 2**32 + 1, ValueError, (str(2**32 + 1), "from 0 to")),
+    (np.zeros((1, CONFIG.block_size + 1), int), ValueError, ("25", "block_size is 24", "shorten")),
+]
 
 
-@pytest.mark.parametrize(("tokens", "kind", "parts"), BAD_TOKENS.values(), ids=BAD_TOKENS.keys())
-async def test_wrong_tokens_are_refused_everywhere(tokens: Any, kind: type[Exception], parts: tuple[str, ...]) -> None:
+async def test_wrong_tokens_are_refused_everywhere() -> None:
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, CONFIG, tile=SMALL.tile)
         trainer = Trainer(model)
-        good = np.zeros(np.shape(tokens) if np.ndim(tokens) == 2 else (2, 5), int)
-        for call in (
-            lambda: model.logits(tokens),
-            lambda: model.loss(tokens, good),
-            lambda: trainer.step(tokens, good),
-            lambda: trainer.gradients(tokens, good),
-        ):
-            with pytest.raises(kind) as caught:
-                await call()
-            one_sentence(caught, "tokens", *parts)
+        for tokens, kind, parts in BAD_TOKENS:
+            good = np.zeros(np.shape(tokens) if np.ndim(tokens) == 2 else (2, 5), int)
+            for call in (model.logits, partial(model.loss, targets=good), partial(trainer.step, targets=good),
+                         partial(trainer.gradients, targets=good)):  # fmt: skip
+                with pytest.raises(kind) as caught:
+                    await call(tokens)
+                one_sentence(caught, "tokens", *parts)
         assert engine.statistics().operations == 0
         assert trainer.step_count == 0
 
@@ -118,42 +115,9 @@ async def test_wrong_targets_are_refused() -> None:
         assert engine.statistics().operations == 0
 
 
-async def test_lists_and_every_integer_dtype_give_the_same_tokens() -> None:
-    async with Engine("cpu") as engine:
-        model = await lively(engine, SMALL)
-        expected = await model.logits(TOKENS)
-        for tokens in (TOKENS.astype(np.uint8), TOKENS.astype(np.int32), TOKENS.tolist(), np.asfortranarray(TOKENS)):
-            assert np.array_equal(await model.logits(tokens), expected)
-        assert expected.shape == (*TOKENS.shape, CONFIG.vocab_size)
-        assert expected.dtype == np.float32
-
-
-@pytest.mark.parametrize("tile", [0, -3, 1.5, "16", True])
-async def test_a_wrong_tile_is_refused(tile: Any) -> None:
-    async with Engine("cpu") as engine:
-        with pytest.raises(ValueError, match=f"tile is {tile!r}.*at least 1"):
-            await GPT2.create(engine, CONFIG, tile=tile)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"n_head": 3}, "n_embd 20 is not divisible by n_head 3; choose"),
-        ({"n_layer": 0}, "n_layer is 0.*at least 1"),
-        ({"n_embd": -8}, "n_embd is -8.*at least 1"),
-        ({"vocab_size": 1.5}, "vocab_size is 1.5.*whole number"),
-        ({"block_size": "64"}, "block_size is '64'.*whole number"),
-        ({"layer_norm_epsilon": -1.0}, "layer_norm_epsilon is -1.0.*above 0"),
-    ],
-)
-def test_a_wrong_configuration_is_refused(changes: Arguments, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        GPT2Config(**{"n_layer": 1, "n_head": 2, "n_embd": 20, "block_size": 24, "vocab_size": 35} | changes)
-
-
 async def test_a_new_model_is_the_same_for_every_tile_budget_and_device() -> None:
     found = []
-    for tile in (1, 7, 12, None):
+    for tile in (7, None):
         async with Engine("cpu") as engine:
             found.append(await (await GPT2.create(engine, CONFIG, seed=3, tile=tile)).state_dict())
     async with Engine("emulated", device_memory=await floor_of(SMALL)) as engine:
@@ -163,20 +127,6 @@ async def test_a_new_model_is_the_same_for_every_tile_budget_and_device() -> Non
     async with Engine("cpu") as engine:
         another = await (await GPT2.create(engine, CONFIG, seed=4)).state_dict()
     assert not np.array_equal(another["transformer.wte.weight"], found[0]["transformer.wte.weight"])
-
-
-async def test_new_weights_are_gpt2s() -> None:
-    config = GPT2Config(n_layer=8, n_head=2, n_embd=64, block_size=64, vocab_size=300)
-    async with Engine("cpu") as engine:
-        state = await (await GPT2.create(engine, config, seed=0)).state_dict()
-    for name, value in state.items():
-        if value.ndim == 2:
-            std = 0.02 / 4 if name.endswith("c_proj.weight") else 0.02
-            assert value.std() == pytest.approx(std, rel=0.05), name
-            assert abs(value.mean()) < std / 10, name
-        else:
-            assert (value == float(".ln_" in name and name.endswith("weight"))).all(), name
-    assert not np.array_equal(state["transformer.h.0.mlp.c_fc.weight"], state["transformer.h.1.mlp.c_fc.weight"])
 
 
 async def test_names_and_shapes_are_hugging_faces() -> None:
@@ -220,11 +170,3 @@ async def test_the_loss_is_that_of_the_logits() -> None:
     wide = logits - logits.max(-1, keepdims=True)
     losses = np.log(np.exp(wide).sum(-1)) - np.take_along_axis(wide, np.where(counts, TARGETS, 0)[..., None], -1)[..., 0]
     assert loss == pytest.approx(losses[counts].mean(), rel=1e-6)
-
-
-async def test_a_released_model_is_refused() -> None:
-    async with Engine("cpu") as engine:
-        model = await GPT2.create(engine, CONFIG)
-        await model.release()
-        with pytest.raises(TornModelError, match="released"):
-            await model.logits(TOKENS)
