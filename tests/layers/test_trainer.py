@@ -1,4 +1,4 @@
-"""Trainer: cancellation and failure in mid-step, skipped steps, checkpoints, running over batches.
+"""Trainer: cancellation and failure in mid-step, skipped steps, running over batches.
 
 The n-th call of a kernel hangs, raises or cancels, so an event meets a step at exactly one point, without clocks.
 test_equal_bits.py tests that results do not depend on budgets, tests/reference that they are right.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shutil
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynctile import AsynctileError, CheckpointError, DeviceError, Engine, TornModelError
+from asynctile import DeviceError, Engine, TornModelError
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
@@ -430,28 +429,6 @@ async def test_a_gradient_that_is_not_finite_tears_a_fused_step_and_skips_a_clip
             kernels["column_sums"] = true
 
 
-async def test_a_checkpoint_resumes_with_equal_bits_anywhere(options: dict[str, Any], tmp_path: Path) -> None:
-    async with Engine(**options, prefetch=1) as engine:
-        trainer = await trainer_on(engine)
-        await trainer.step(*BATCHES[0])
-        trainer.data_state = {"at": [1, 2.5, "x"]}
-        await trainer.step(*BATCHES[1])
-        await trainer.save(tmp_path / "two")
-        saved = await states_of(trainer)
-    for other in ({"device": "cpu"}, {"device": "emulated", "device_memory": await floor_of(), "prefetch": 8}):
-        async with Engine(**other) as engine:
-            again = await Trainer.load(engine, tmp_path / "two")
-            assert_same_tensors(await states_of(again), saved)
-            assert (again.step_count, again.optimizer, again.micro_batches) == (2, OPTIMIZER, SHORTER.micro_batches)
-            assert again.data_state == {"at": [1, 2.5, "x"]}
-            assert again.model.last_checkpoint == str(tmp_path / "two")
-            for batch in BATCHES[2:4]:
-                report = await again.step(*batch)
-            assert report.step == 4
-            found = await states_of(again)
-        assert_same_tensors(found, await uninterrupted(4))
-
-
 async def test_a_checkpoint_is_a_model_folder_too_and_replaces_an_older_one(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
@@ -474,109 +451,6 @@ async def test_a_checkpoint_of_other_libraries_warns(tmp_path: Path) -> None:
         (tmp_path / "c" / "checksums.json").unlink()
         with pytest.warns(UserWarning, match=r"numpy '0\.1' -> "):
             await Trainer.load(engine, tmp_path / "c")
-
-
-def _truncate(name: str, keep: float) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: int(len(content) * keep)])
-
-    return damage
-
-
-def _rewrite(change: Callable[[dict[str, Any]], Any], name: str = "trainer.json") -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        state = json.loads((folder / name).read_text())
-        change(state)
-        (folder / name).write_text(json.dumps(state))
-
-    return damage
-
-
-DAMAGES: dict[str, Callable[[Path], None]] = {
-    "weights cut in half": _truncate("model.safetensors", 0.5),
-    "weights short of a byte": _truncate("model.safetensors", 0.99999),
-    "weights empty": _truncate("model.safetensors", 0),
-    "moments cut": _truncate("optimizer.safetensors", 0.7),
-    "state cut": _truncate("trainer.json", 0.5),
-    "state empty": _truncate("trainer.json", 0),
-    "config cut": _truncate("config.json", 0.5),
-    "weights missing": lambda folder: (folder / "model.safetensors").unlink(),
-    "moments missing": lambda folder: (folder / "optimizer.safetensors").unlink(),
-    "state missing": lambda folder: (folder / "trainer.json").unlink(),
-    "config missing": lambda folder: (folder / "config.json").unlink(),
-    "weights are noise": lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 4096),
-    "moments are the weights": lambda folder: shutil.copy(folder / "model.safetensors", folder / "optimizer.safetensors")
-    and None,
-    "a later format": _rewrite(lambda state: state.update(format=99)),
-    "a key missing": _rewrite(lambda state: state.pop("step_count")),
-    "another model's config": _rewrite(lambda config: config.update(n_embd=48), "config.json"),
-    "state is a list": lambda folder: (folder / "trainer.json").write_text("[1, 2]"),
-    "a number that is none": _rewrite(lambda state: state.update(micro_batches="two")),
-    "a format that is no number": _rewrite(lambda state: state.update(format="new")),
-    "settings that are none": _rewrite(lambda state: state.update(optimizer={"speed": 3})),
-    "a step count that is none": _rewrite(lambda state: state.update(step_count=-1)),
-}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "whole"
-
-    async def write() -> None:
-        async with Engine("cpu") as engine:
-            trainer = await trainer_on(engine)
-            await trainer.step(*BATCHES[0])
-            await trainer.save(folder)
-
-    asyncio.run(write())
-    return folder
-
-
-@pytest.mark.parametrize("checked", [True, False], ids=["with checksums", "without"])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-async def test_a_damaged_checkpoint_is_refused_in_one_line(
-    damage: Callable[[Path], None], checked: bool, checkpoint: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "damaged"
-    shutil.copytree(checkpoint, folder)
-    damage(folder)
-    if not checked:
-        (folder / "checksums.json").unlink()
-    async with Engine("cpu") as engine:
-        with pytest.raises(CheckpointError) as caught:
-            await Trainer.load(engine, folder)
-        assert str(folder) in str(caught.value)
-        assert "\n" not in str(caught.value)
-        assert engine.statistics().operations == 0
-
-
-async def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "notes.txt").write_text("hello")
-    (tmp_path / "file").write_text("hello")
-    async with Engine("cpu") as engine:
-        for name in ("foreign", "file", "nowhere"):
-            for load in (Trainer.load, GPT2.from_pretrained):
-                with pytest.raises(CheckpointError, match=name):
-                    await load(engine, tmp_path / name)
-
-
-async def test_a_failed_save_leaves_the_older_checkpoint(tmp_path: Path) -> None:
-    async with Engine("cpu") as engine:
-        trainer = await trainer_on(engine)
-        await trainer.save(tmp_path / "c")
-        await trainer.step(*BATCHES[0])
-        trainer.data_state = {"no JSON": object()}
-        with pytest.raises(TypeError):
-            await trainer.save(tmp_path / "c")
-        assert [path.name for path in tmp_path.iterdir()] == ["c"]
-        assert (await Trainer.load(engine, tmp_path / "c")).step_count == 0
-        (tmp_path / "file").write_text("mine")
-        trainer.data_state = {}
-        with pytest.raises((ValueError, AsynctileError), match="file"):
-            await trainer.save(tmp_path / "file")
-        assert (tmp_path / "file").read_text() == "mine"
 
 
 async def test_computing_gradients_changes_nothing(options: dict[str, Any]) -> None:
