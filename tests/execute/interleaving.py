@@ -14,7 +14,7 @@ from asynctile.program.operation import Operation
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.layers.shapes import Shape
-from tests.layers.training import NARROW, OPTIMIZER, Tensors, batches_of, lively, moments_of
+from tests.layers.training import NARROW, OPTIMIZER, batches_of, lively
 
 #: The model of NARROW on shorter sequences: 280 operations a step.
 SHORT = replace(NARROW, length=6, micro_batches=1)
@@ -40,10 +40,6 @@ async def training(
 async def played(trainer: Trainer, *numbers: int) -> list[bool]:
     """Step over these batches; return whether each step was played."""
     return [(await trainer.step(*BATCHES[number])).played for number in numbers]
-
-
-async def states_of(trainer: Trainer) -> Tensors:
-    return await trainer.model.state_dict() | await moments_of(trainer)
 
 
 def a_weight(trainer: Trainer) -> Tile:

@@ -15,10 +15,10 @@ from asynctile.layers import Trainer
 from asynctile.schedule.schedule import Kind
 from asynctile.schedule.start import Start
 from asynctile.share import runtime_of
-from tests.execute.interleaving import BATCHES, PLACES, SHORT, played, states_of, training
+from tests.execute.interleaving import BATCHES, PLACES, SHORT, played, training
 from tests.execute.traps import set_trap
 from tests.inside_engine import schedule_of
-from tests.layers.training import Tensors, assert_same_tensors
+from tests.layers.training import Tensors, assert_same_tensors, states_of
 
 UNDER_A_CAP = PLACES["under a cap"]
 MOVED = ("uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes")

@@ -20,9 +20,9 @@ from asynctile import Engine, TornModelError
 from asynctile.layers import Trainer
 from asynctile.ops import fill
 from asynctile.share import runtime_of
-from tests.execute.interleaving import BATCHES, SHORT, a_weight, breaks, launch_as, played, states_of, training
+from tests.execute.interleaving import BATCHES, SHORT, a_weight, breaks, launch_as, played, training
 from tests.inside_engine import schedule_of
-from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, states_of
 from tests.settle import HANG_S, settle
 
 

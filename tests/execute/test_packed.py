@@ -31,11 +31,11 @@ from asynctile.schedule.packing import Packing
 from asynctile.share import Share, runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
-from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, played, states_of, training
+from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, played, training
 from tests.execute.traps import set_trap
 from tests.inside_engine import device_of
 from tests.laws import covering
-from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
+from tests.layers.training import OPTIMIZER, assert_same_tensors, lively, states_of
 from tests.schedule.packings import check, drawn
 
 #: Options under which tiles are loaded and evicted in the memory that is computed in.

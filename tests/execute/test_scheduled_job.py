@@ -26,10 +26,10 @@ from asynctile.share import runtime_of
 from asynctile.storage.faults import Faults
 from asynctile.storage.tile import Tile
 from tests.by_hand import NBYTES, standing
-from tests.execute.interleaving import BATCHES, PLACES, played, states_of, training
+from tests.execute.interleaving import BATCHES, PLACES, played, training
 from tests.execute.traps import set_trap
 from tests.inside_engine import schedule_of
-from tests.layers.training import Tensors, assert_same_tensors
+from tests.layers.training import Tensors, assert_same_tensors, states_of
 from tests.matmul import Matmul, engine_for
 
 #: clip_norm and the place of updates, each tried on every place.

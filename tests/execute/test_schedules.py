@@ -25,9 +25,9 @@ from asynctile.layers.model import model_state_of
 from asynctile.ops import fill
 from asynctile.share import Share, runtime_of
 from asynctile.storage.tile import Tile
-from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, states_of, training
+from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, training
 from tests.inside_engine import device_of, schedule_of
-from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
+from tests.layers.training import OPTIMIZER, assert_same_tensors, lively, states_of
 from tests.settle import HANG_S, settle
 
 

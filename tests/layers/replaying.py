@@ -19,11 +19,11 @@ from asynctile.layers.model import model_state_of
 from asynctile.storage.tile import Tile
 from tests.cuda.driver import SoftDriver
 from tests.execute import interleaving
-from tests.execute.interleaving import SHORT, states_of
+from tests.execute.interleaving import SHORT
 from tests.inside_engine import device_of
 from tests.layers.shapes import Shape
 from tests.layers.shapes import shape as make_shape
-from tests.layers.training import Tensors, assert_same_tensors
+from tests.layers.training import Tensors, assert_same_tensors, states_of
 
 STATES = SHORT.config.states_nbytes
 #: Options of an engine; "spill" becomes a folder. The floor of SHORT is 21.5 KiB, 46% of its states.

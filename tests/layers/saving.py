@@ -7,7 +7,7 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.layers import Trainer
-from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
+from tests.layers.training import OPTIMIZER, SMALL, batches_of, lively
 
 DEVICES = {"cpu": {"device": "cpu"}, "emulated": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 6}}
 BATCHES = batches_of(SMALL, 5)
@@ -21,10 +21,6 @@ async def trainer_on(engine: Engine, steps: int = 0, **more: Any) -> Trainer:
     for batch in BATCHES[:steps]:
         await trainer.step(*batch)
     return trainer
-
-
-async def states_of(trainer: Trainer) -> Tensors:
-    return await trainer.model.state_dict() | await moments_of(trainer)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

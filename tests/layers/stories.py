@@ -30,9 +30,9 @@ from asynctile.ops import fill
 from asynctile.share import runtime_of
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.cuda.driver import SoftDriver
-from tests.execute.interleaving import SHORT, a_weight, states_of
+from tests.execute.interleaving import SHORT, a_weight
 from tests.layers.replaying import PLACES, STATES, place_of, training
-from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, states_of
 
 BATCHES = batches_of(SHORT, 16)
 #: Options of the trainer, drawn at random.

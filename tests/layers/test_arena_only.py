@@ -16,6 +16,7 @@ from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
+from tests.laws import covering
 from tests.layers.training import OPTIMIZER, RAGGED, assert_same_tensors, batches_of, lively, outcome
 from tests.settle import HANG_S
 
@@ -25,9 +26,10 @@ WIDE = GPT2Config(n_layer=1, n_head=4, n_embd=256, block_size=256, vocab_size=60
 TILE = 256
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["fused", "two-phase"])
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("device", "recompute", "clip_norm"),
+    covering(["cpu", "emulated"], {"keep": False, "recompute": True}, {"two-phase": 1.0, "fused": None}),
+)
 async def test_a_step_allocates_no_array_elsewhere(
     device: str, recompute: bool, clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

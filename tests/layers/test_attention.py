@@ -15,7 +15,7 @@ from asynctile.layers import AdamW, Trainer
 from tests.kernels import reference
 from tests.layers.shapes import Shape
 from tests.layers.shapes import shape as make_shape
-from tests.layers.training import batches_of, lively, moments_of
+from tests.layers.training import batches_of, lively, states_of
 
 #: Sequences of one token; row tiles of one sequence and of several.
 ALONE = make_shape(16, 2, 33, 9, tile=8, batch=1, length=1, n_layer=1)
@@ -45,7 +45,7 @@ async def check(shape: Shape, steps: int, **place: Any) -> None:
             for name, value in expected.items():
                 zeros = (np.zeros_like(value) for _ in range(3))
                 expected[name] = reference.adamw(value, *zeros, OPTIMIZER.hyper(step), decay=value.ndim == 2)[0]
-        found = await trainer.model.state_dict() | await moments_of(trainer)
+        found = await states_of(trainer)
     name = "transformer.h.0.attn.c_attn"
     for tensor in (f"{name}.weight", f"{name}.bias"):
         assert found[tensor][..., :scores].tobytes() == expected[tensor][..., :scores].tobytes()

@@ -21,8 +21,8 @@ from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.share import runtime_of
 from tests.laws import covering
-from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, states_of, trainer_on
-from tests.layers.training import OPTIMIZER, assert_same_tensors, floor_of
+from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, trainer_on
+from tests.layers.training import OPTIMIZER, assert_same_tensors, floor_of, states_of
 
 Damage = Callable[[Path], object]
 

@@ -20,6 +20,7 @@ from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.companions import LIMITS
 from asynctile.layers.special_tokens import of_tokenizer, token_ids
 from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, parse_tokenizer, train_bpe
+from tests.laws import covering
 from tests.layers.training import SMALL
 
 CONFIG = SMALL.config
@@ -89,8 +90,9 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "merges.txt"])
-@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flipped", "missing"])
+@pytest.mark.parametrize(
+    ("name", "damage"), covering(["tokenizer.json", "generation_config.json"], {"flipped": flip, "missing": Path.unlink})
+)
 async def test_a_damaged_companion_of_a_checkpoint_is_named(tmp_path: Path, name: str, damage: Callable[[Path], Any]) -> None:
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, CONFIG, tile=SMALL.tile)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from asynctile.share import runtime_of
-from tests.execute.interleaving import BATCHES, states_of
+from tests.execute.interleaving import BATCHES
 from tests.inside_engine import device_of
 from tests.layers.replaying import STATES, Once, Trained, assert_same, by_coroutines, place_of, training
+from tests.layers.training import states_of
 from tests.settle import until
 
 

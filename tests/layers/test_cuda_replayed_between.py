@@ -17,12 +17,12 @@ from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.ops import fill
 from asynctile.share import runtime_of
-from tests.execute.interleaving import BATCHES, SHORT, a_weight, played, states_of
+from tests.execute.interleaving import BATCHES, SHORT, a_weight, played
 from tests.inside_engine import device_of
 from tests.layers import stories
 from tests.layers.replaying import STATES, Trained, assert_same, by_coroutines, place_of, training
 from tests.layers.shapes import shape as make_shape
-from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
+from tests.layers.training import OPTIMIZER, assert_same_tensors, lively, states_of
 from tests.settle import settle
 
 EVERYWHERE = ["all there", "under a cap", "over a file"]

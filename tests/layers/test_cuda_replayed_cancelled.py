@@ -18,10 +18,10 @@ from asynctile.kernels import cpu as cpu_kernels
 from asynctile.layers import Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
-from tests.execute.interleaving import BATCHES, played, states_of
+from tests.execute.interleaving import BATCHES, played
 from tests.inside_engine import device_of, watch
 from tests.layers.replaying import Endless, Held, by_coroutines, place_of, training
-from tests.layers.training import assert_same_tensors
+from tests.layers.training import assert_same_tensors, states_of
 from tests.settle import HANG_S, settle, until
 from tests.test_failures import Deaf
 

@@ -16,10 +16,10 @@ from asynctile.errors import AsynctileError
 from asynctile.kernels import cpu as cpu_kernels
 from asynctile.memory.spill_link import SpillLink
 from asynctile.storage.faults import SURVIVED, Faults
-from tests.execute.interleaving import BATCHES, played, states_of
+from tests.execute.interleaving import BATCHES, played
 from tests.inside_engine import device_of
 from tests.layers.replaying import Once, by_coroutines, place_of, training
-from tests.layers.training import assert_same_tensors
+from tests.layers.training import assert_same_tensors, states_of
 from tests.settle import HANG_S
 
 

@@ -140,6 +140,13 @@ def test_a_plan_supposes_the_room_and_the_cores_that_an_engine_gives_each_device
     assert four.cores_of_each == devices[0].threads
 
 
+def lanes_of(trace: Path) -> set[str]:
+    """Return the lanes on which a trace shows work."""
+    events = json.loads(trace.read_text())
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    return {tracks.get(event["tid"], "").partition(" ")[0] for event in events if event["ph"] == "X"}
+
+
 @pytest.mark.parametrize("prepare", RUNS.values(), ids=RUNS)
 async def test_a_trace_shows_the_kernels_and_copies_of_every_device(prepare: Any, tmp_path: Path) -> None:
     async with Engine("emulated*2", device_memory=STATES // 2) as engine:
@@ -149,10 +156,8 @@ async def test_a_trace_shows_the_kernels_and_copies_of_every_device(prepare: Any
         engine.start_trace(tmp_path / "t.json")
         await trainer.step(*BATCHES[1])
         engine.stop_trace()
-    events = json.loads((tmp_path / "t.json").read_text())
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    spans = {tracks.get(event["tid"], "").partition(" ")[0] for event in events if event["ph"] == "X"}
-    assert {f"{lane}:{device}" for lane in ("compute", "upload", "download", "peer") for device in (0, 1)} <= spans
+    lanes = {f"{lane}:{device}" for lane in ("compute", "upload", "download", "peer") for device in (0, 1)}
+    assert lanes <= lanes_of(tmp_path / "t.json")
 
 
 async def test_more_devices_than_replicas_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

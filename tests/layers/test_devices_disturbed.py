@@ -28,13 +28,13 @@ from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
 from asynctile.storage.faults import Faults
 from tests.execute import interleaving
-from tests.execute.interleaving import SHORT, states_of
+from tests.execute.interleaving import SHORT
 from tests.execute.traps import TRAPS, set_trap
 from tests.inside_engine import watch
 from tests.laws import covering
-from tests.layers.test_trainer import Broken, Hang, Once, broken, settle
-from tests.layers.training import Tensors, assert_same_tensors, batches_of
-from tests.settle import HANG_S
+from tests.layers.test_trainer import Broken, Hang, Once, broken
+from tests.layers.training import Tensors, assert_same_tensors, batches_of, states_of
+from tests.settle import HANG_S, settle
 
 #: SHORT with a sequence for each of four replicas.
 SHAPE = replace(SHORT, batch=4, replicas=4)

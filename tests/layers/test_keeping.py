@@ -20,7 +20,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.demand import Demand
 from tests.laws import covering
 from tests.layers.shapes import shape
-from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, moments_of
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, states_of
 
 #: Three blocks, and a vocabulary that makes the head one more part to keep: 0 to 4 parts.
 DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=3)
@@ -77,7 +77,7 @@ async def course(engine: Any, **options: Any) -> tuple[list[int], Tensors]:
     """Return the number of kept parts in each of two steps, and every weight and moment after them."""
     trainer = await trainer_on(engine, **options)
     kept = [await step_on(trainer, number) for number in (1, 2)]
-    return kept, await trainer.model.state_dict() | await moments_of(trainer)
+    return kept, await states_of(trainer)
 
 
 async def yardstick(clip_norm: float | None) -> Tensors:
@@ -204,8 +204,7 @@ async def test_updates_are_placed_for_the_chosen_program() -> None:
         assert await step_on(await trainer_on(engine, update="auto")) == 2
 
 
-@pytest.mark.parametrize("kept", range(PARTS + 1))
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize(("kept", "device"), covering([0, 1, PARTS], ["cpu", "emulated"]))
 def test_a_plan_keeps_what_a_run_keeps(device: str, kept: int) -> None:
     plan = plan_step(DEEP.config, DEEP.work(), Machine(device=device, **{CAP[device]: nbytes_of(kept)}))
     assert plan.kept == kept

@@ -64,18 +64,17 @@ class Spoiling(Interpreter):
             array[:, array.shape[1] - self._cut.padding(int(found[1])) :] = large
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("tile", [None, 1000])
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
-def test_no_product_of_a_published_model_on_a_gpu_has_an_odd_edge(name: str, tile: int | None, precision: str) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl"])
+def test_no_product_of_a_published_model_on_a_gpu_has_an_odd_edge(name: str, tile: int | None) -> None:
     config = GPT2Config.named(name, n_layer=1)
-    parameters = Parameters(config, Tiling(config, tile, COARSE), precision)
+    parameters = Parameters(config, Tiling(config, tile, COARSE), "bf16")
     rows = parameters.tiling.rows(4, config.block_size)
     for kind in ("step", "logits"):
         products = [entry for entry in record(kind, parameters, rows).operations() if entry.kernel.startswith("gemm")]
         assert len(products) > 10 - 5 * (kind == "logits")
         assert not [product for product in products if any(edge % 8 for edge in edges(product))]
-    fine = Parameters(config, Tiling(config, tile or 512), precision)
+    fine = Parameters(config, Tiling(config, tile or 512), "bf16")
     assert any(part.shape[0] % 2 for part in fine[WTE].weights.values())  # where there is no pitch
 
 

@@ -24,7 +24,7 @@ from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape
-from tests.layers.test_record import KEPT
+from tests.layers.test_record import PROGRAMS
 from tests.layers.test_step import assert_same_bits, determined, distance
 
 #: Operand types that kernels are built for, a letter each: f float32, b bf16, i int32.
@@ -86,8 +86,7 @@ def outline(program: Program) -> list[Any]:
             for entry in program.operations()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize(("kind", "kept"), PROGRAMS)
 def test_every_operation_has_operand_types_that_kernels_are_built_for(shape: Shape, kind: str, kept: int) -> None:
     for precision in ("fp32", "tf32", "bf16"):
         _, program = recorded(shape, kind, precision, kept=kept)
@@ -97,8 +96,7 @@ def test_every_operation_has_operand_types_that_kernels_are_built_for(shape: Sha
             assert precision == "bf16" or "b" not in found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize(("kind", "kept"), PROGRAMS)
 def test_which_tiles_are_bf16(shape: Shape, kind: str, kept: int) -> None:
     parameters, program = recorded(shape, kind, kept=kept)
     for tile in {*program.temporaries, *parameters.states(), *program.inputs.values()}:

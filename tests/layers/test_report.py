@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from asynctile.layers.plot import loss_curve
 from asynctile.layers.report import number_in, read_metrics
 
 
@@ -25,7 +24,6 @@ def path(tmp_path: Path) -> Path:
 def test_lines_that_are_no_steps_count_as_cut(path: Path, line: bytes) -> None:
     path.write_bytes(b'{"step": 1, "loss": 2.0}\n' + line + b'\n{"step": 3, "loss": NaN, "validation_loss": 1.5}\n')
     assert [found["step"] for found in read_metrics(path)] == [1, 3]
-    loss_curve(path, path.with_name("loss.png"))
 
 
 def test_an_endless_line_and_a_special_file_are_refused_by_name(path: Path) -> None:

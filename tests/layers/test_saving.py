@@ -29,6 +29,7 @@ from asynctile.storage.beside import recover_folder
 from asynctile.storage.inside import Folder
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorWriter
+from tests.laws import covering
 from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, trainer_on
 from tests.layers.training import SMALL
 
@@ -216,11 +217,11 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize(("failure", "said"), FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize(("case", "wait"), covering(FAILURES, [True, False]))
 async def test_a_failing_disk_leaves_the_old_checkpoint(
-    failure: Callable[[pytest.MonkeyPatch], None], said: str, wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: tuple[Callable[[pytest.MonkeyPatch], None], str], wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failure, said = case
     async with Engine("cpu") as engine:
         trainer, lent = await trainer_on(engine), Lent(engine, monkeypatch)
         await trainer.save(tmp_path / "c")

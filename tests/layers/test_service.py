@@ -16,8 +16,8 @@ from asynctile.memory.caps import Loan
 from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
 from tests.inside_engine import watch
-from tests.layers.saving import BATCHES, states_of, trainer_on
-from tests.layers.training import SMALL
+from tests.layers.saving import BATCHES, trainer_on
+from tests.layers.training import SMALL, states_of
 from tests.settle import HANG_S
 
 

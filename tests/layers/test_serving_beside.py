@@ -22,7 +22,7 @@ from asynctile.layers.versions import Versions
 from asynctile.runtime import Runtime
 from asynctile.schedule.allowance import Allowance
 from tests.layers.serving import PROMPTS, SHAPE, text
-from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, states_of
 from tests.settle import until
 
 STEPS = 6
@@ -34,10 +34,6 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "emulated": ({"device": "emulated"}, {"host_memory": ROOM, "device_memory": ROOM}),
     "under a cap": ({"device": "emulated", "device_memory": 2 * FEW}, {"host_memory": ROOM, "device_memory": FEW}),
 }
-
-
-async def states(trainer: Trainer) -> Tensors:
-    return await trainer.model.state_dict() | await moments_of(trainer)
 
 
 def versions_of(trainer: Trainer) -> Versions:
@@ -60,7 +56,7 @@ async def expected() -> tuple[list[list[list[int]]], Tensors]:
                 found.append([await written(server, prompt) for prompt in range(len(PROMPTS))])
             if number < STEPS:
                 await trainer.step(*BATCHES[number])
-        return found, await states(trainer)
+        return found, await states_of(trainer)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +103,7 @@ async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
         assert all(await asyncio.gather(*asking))
         assert await server.publish()
         assert [await written(server, prompt) for prompt in range(len(PROMPTS))] == texts[STEPS]
-        assert_same_tensors(await states(trainer), end)
+        assert_same_tensors(await states_of(trainer), end)
 
 
 @pytest.fixture

@@ -7,21 +7,14 @@ import asyncio
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, Statistics
-from asynctile.events import CANCELLED, FAILED, Closing, Event, FirstToken, RequestBegun, RequestDone
-from asynctile.hub import Events
+from asynctile.events import CANCELLED, FAILED, FirstToken, RequestBegun, RequestDone
 from asynctile.layers import GPT2
 from asynctile.share import runtime_of
 from tests.layers.serving import PROMPTS, SHAPE, page_nbytes_of
+from tests.layers.test_telling import rest
 from tests.layers.training import lively
 
 PROMPT = PROMPTS[0]
-
-
-async def rest(reader: Events) -> list[Event]:
-    """Return the events that a closed engine still has for this reader, without the last, Closing."""
-    told = [event async for event in reader]
-    assert isinstance(told.pop(), Closing)
-    return told
 
 
 async def named(engine: Engine) -> GPT2:

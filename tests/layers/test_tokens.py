@@ -21,14 +21,10 @@ from asynctile.storage.inside import Folder
 
 @pytest.fixture
 def folder(tmp_path):
-    data = tmp_path / "data"
-    (data / "b").mkdir(parents=True)
-    (data / "b" / "z.txt").write_text("zz")
-    (data / "a.txt").write_text("aa")
-    (data / "c.md").write_text("cc")
-    (data / ".hidden").write_text("no")
-    (data / "picture.bin").write_bytes(b"PNG\0\0")
-    return data
+    (tmp_path / "data").mkdir()
+    for letter in "acz":
+        (tmp_path / "data" / f"{letter}.txt").write_text(2 * letter)
+    return tmp_path / "data"
 
 
 def test_tokens_are_written_once_and_reused_only_for_the_same_text_and_tokenizer(

@@ -35,9 +35,9 @@ from tests.layers.training import (
     batches_of,
     floor_of,
     lively,
-    moments_of,
+    states_of,
 )  # fmt: skip
-from tests.settle import HANG_S, until
+from tests.settle import HANG_S, settle, until
 
 SMALL_DEVICE = {"device": "emulated", "device_memory": SHORTER.config.states_nbytes // 6}
 #: Without evictions, with evictions in flight, and with updates in RAM.
@@ -60,10 +60,6 @@ def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 async def trainer_on(engine: Engine, **more: Any) -> Trainer:
     return Trainer(await lively(engine, SHORTER), OPTIMIZER, micro_batches=SHORTER.micro_batches, **DEFAULTS | more)
-
-
-async def states_of(trainer: Trainer) -> Tensors:
-    return await trainer.model.state_dict() | await moments_of(trainer)
 
 
 async def loss_of_step_two() -> float:
@@ -236,18 +232,6 @@ class Hang:
     def release(self) -> None:
         self._disguise.restore()
         self._go.set()
-
-
-async def settle(engine: Engine) -> None:
-    """Let both loops process whatever is on its way to them."""
-
-    async def turn() -> None:
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    for _ in range(3):
-        await turn()
-        await runtime_of(engine).call(turn())
 
 
 @pytest.mark.parametrize(

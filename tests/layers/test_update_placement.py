@@ -86,15 +86,6 @@ async def test_no_place_changes_a_bit(update: str, prefetch: int, share: str | f
     assert cap is None or found.device_peak_bytes <= cap
 
 
-@pytest.mark.parametrize(("clip_norm", "recompute", "share"), [
-    (None, True, 0.25), (1e30, False, 0.25), law(None, False, 0.25), law(1e30, True, 0.25),
-    *(law(clip_norm, recompute, None) for clip_norm in (None, 1e30) for recompute in (True, False)),
-])  # fmt: skip
-async def test_no_mode_changes_a_bit(clip_norm: float | None, recompute: bool, share: float | None) -> None:
-    options = {"device_memory": share and int(share * STATES)}
-    await check("host", engine_options=options, clip_norm=clip_norm, recompute=recompute)
-
-
 async def test_clipping_itself_is_equal_bit_for_bit_in_every_place() -> None:
     resident = await outcome(RAGGED, steps=STEPS, device="cpu", clip_norm=0.1)
     for cap in (await floor_of(), STATES // 4):

@@ -18,7 +18,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.layers.versions import EFFORT, Version, Versions
 from asynctile.share import Share, runtime_of
 from tests.execute.interleaving import SHORT
-from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, states_of
 
 BATCHES = batches_of(SHORT, 5)
 #: Caps of a share: enough for both versions, or for a few of their tiles on the device.
@@ -180,18 +180,15 @@ async def test_versions_closed_during_a_publication_leave_nothing_behind(place: 
 
 
 async def test_training_has_the_same_bits_with_and_without_versions(place: Any, at_once: None) -> None:
-    async def states(trainer: Trainer) -> Tensors:
-        return await trainer.model.state_dict() | await moments_of(trainer)
-
     async with scene(place) as found:
         flags = [(await found.trainer.step(*batch)).played for batch in BATCHES]
         assert flags[2:] == [True, True, True], "what is read behind a step leaves it in play"
-        one = await states(found.trainer)
+        one = await states_of(found.trainer)
     async with Engine(device="cpu") as engine:
         alone = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
         for batch in BATCHES:
             await alone.step(*batch)
-        assert_same_tensors(one, await states(alone))
+        assert_same_tensors(one, await states_of(alone))
 
 
 async def test_versions_that_do_not_follow_stay_unchanged_and_take_half_the_room(at_once: None) -> None:

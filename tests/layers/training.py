@@ -70,6 +70,11 @@ async def moments_of(trainer: Trainer) -> Tensors:
     return found
 
 
+async def states_of(trainer: Trainer) -> Tensors:
+    """Return weights and moments by name."""
+    return await trainer.model.state_dict() | await moments_of(trainer)
+
+
 async def outcome(
     shape: Shape = RAGGED,
     *,
