@@ -7,7 +7,7 @@ recorded in step.py, files are written in exchange.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,6 @@ from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
 from asynctile.layers.telling import tell_failed, tell_torn
 from asynctile.layers.tiling import Tiling
-from asynctile.layers.versions import Versions
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -59,8 +58,8 @@ class ModelState:
     in_training: whether a Trainer was made for the model, so that its moments count. has_moments: whether they have values.
     step_count: updates done, by all Trainers together. torn: why weights and moments belong to no single step, or None.
     last_checkpoint: the path that the model was last saved to or loaded from. changing: the lock held while the weights
-    change, or must all be of one step. followers: versions of the weights on other shares. readers: texts that are generated
-    from these weights now.
+    change, or must all be of one step. followers: called after each step, to publish its weights on other shares.
+    readers: texts that are generated from these weights now.
     """
 
     def __init__(self, runtime: Runtime, config: Config, tile: int | None = None) -> None:
@@ -77,7 +76,7 @@ class ModelState:
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
         self.changing = Exclusive("a model", runtime.tiers.run_ahead)
-        self.followers: list[Versions] = []
+        self.followers: list[Callable[[], Awaitable[None]]] = []
         self.readers = 0
         self.programs = Programs()
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
@@ -164,9 +163,9 @@ class ModelState:
         await self.runtime.release(self.parameters.states())
 
     async def publish(self) -> None:
-        """Offer the weights of a step to the versions that follow them; inside `changing`, on the device's loop."""
-        for versions in list(self.followers):
-            await versions.follow()
+        """Offer the weights of a step to `followers`; inside `changing`, on the device's loop."""
+        for follow in list(self.followers):
+            await follow()
 
     def check_floor(self) -> None:
         """Raise BudgetError if the device cap is below the model's floor."""

@@ -12,15 +12,12 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from asynctile.errors import AsynctileError, TornModelError
 from asynctile.execute.job import Job
-from asynctile.layers.config import Config
+from asynctile.layers.model_state import ModelState
 from asynctile.layers.parameters import Parameters
-from asynctile.layers.tiling import Tiling
-from asynctile.loop.exclusive import Exclusive
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.runtime import Runtime
@@ -35,24 +32,6 @@ EFFORT = 0.05
 PIECE_NBYTES = 4 << 20
 
 log = logging.getLogger(__name__)
-
-
-class Followed(Protocol):
-    """The interface of a model that has versions."""
-
-    runtime: Runtime
-    name: str
-    config: Config
-    tiling: Tiling
-    step_count: int
-    changing: Exclusive
-
-    @property
-    def followers(self) -> list[Versions]: ...
-
-    def weights(self) -> Iterator[Tile]: ...
-
-    def check_whole(self, wish: str) -> None: ...
 
 
 class Version:
@@ -105,7 +84,7 @@ class Versions:
     weights at the time of `open`.
     """
 
-    def __init__(self, model: Followed, runtime: Runtime, *, follows: bool = True) -> None:
+    def __init__(self, model: ModelState, runtime: Runtime, *, follows: bool = True) -> None:
         self.model = model
         self.runtime = runtime
         parameters = [
@@ -126,7 +105,7 @@ class Versions:
             self._is_over = False
             await self.runtime.reserve(demand_of([], chain.from_iterable(version.tiles() for version in self.all)))
             await self._publish(self.newest)
-            self.model.followers.append(self)
+            self.model.followers.append(self.follow)
 
     async def follow(self) -> None:
         """Publish the weights of a step, if there is time for it. On the engine's loop, after a step, inside `changing`.
@@ -134,7 +113,7 @@ class Versions:
         An error here does not reach the training: texts go on with the version before.
         """
         if not self.runtime.is_open:  # its server closed with it
-            self.model.followers.remove(self)
+            self.model.followers.remove(self.follow)
             return
         if perf_counter() - self._ended_at < self._took_s / EFFORT:
             return
@@ -155,8 +134,8 @@ class Versions:
     async def close(self) -> None:
         """Free the versions, on the engine's loop. No text may be reading any. A publishing under way is given up."""
         self._is_over = True
-        if self in self.model.followers:
-            self.model.followers.remove(self)
+        if self.follow in self.model.followers:
+            self.model.followers.remove(self.follow)
         await self.runtime.release(chain.from_iterable(version.tiles() for version in self.all))
 
     async def _renew(self) -> bool:

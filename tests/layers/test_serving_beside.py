@@ -38,8 +38,8 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def versions_of(trainer: Trainer) -> Versions:
     """Return the published weights of the model on the server's share."""
-    (found,) = model_state_of(trainer.model).followers
-    return found
+    (follow,) = model_state_of(trainer.model).followers
+    return follow.__self__  # type: ignore[attr-defined]
 
 
 async def written(server: Server, prompt: int) -> list[int]:
