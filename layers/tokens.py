@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -34,14 +34,6 @@ DTYPES = ("uint16", "uint32")
 TOKENS, RECORD = "tokens.bin", "tokens.json"
 #: how many bytes of text and ids may wait to be written
 HELD_NBYTES = 1 << 20
-
-
-class Tokens(Protocol):
-    """A row of token ids: a `TokenFile`, a `TokenView`, or a one-dimensional numpy array."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> NDArray[Any]: ...
 
 
 class TextPiece(NamedTuple):
@@ -121,6 +113,10 @@ class TokenView:
         """Return the ids of a slice, clipped to this part."""
         start, stop, _ = part.indices(len(self))
         return self.file[self.start + start : self.start + max(start, stop)]
+
+
+#: A row of token ids.
+Tokens: TypeAlias = TokenFile | TokenView | NDArray[Any]
 
 
 def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
