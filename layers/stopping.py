@@ -25,7 +25,7 @@ class Stopping:
 
     def __init__(self, ids: int | Collection[int] = (), strings: str | Collection[str] = ()) -> None:
         self._ids = frozenset(_checked_ids(ids))
-        self._searches = [_Search(string) for string in _checked_strings(strings)]
+        self._strings = _checked_strings(strings)
         self._held = ""
         self.found: int | str | None = None
 
@@ -50,14 +50,12 @@ class Stopping:
         """
         if isinstance(self.found, str):
             return ""
-        text, begin = self._held + text, len(self._held)
-        for position in range(begin, len(text)):
-            complete = [search.string for search in self._searches if search.step(text[position])]
-            if complete:
-                self.found = max(complete, key=len)
-                self._held = ""
-                return text[: position + 1 - len(self.found)]
-        held = max((search.matched for search in self._searches), default=0)
+        text, self._held = self._held + text, ""
+        complete = [(text.index(string) + len(string), -len(string), string) for string in self._strings if string in text]
+        if complete:
+            end, _, self.found = min(complete)
+            return text[: end - len(self.found)]
+        held = max((_begun(string, text) for string in self._strings), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -67,29 +65,10 @@ class Stopping:
         return held
 
 
-class _Search:
-    """A search for a string in characters that arrive one by one (Knuth, Morris and Pratt).
-
-    matched: how much of the string's beginning stands at the end of the characters so far.
-    """
-
-    def __init__(self, string: str) -> None:
-        self.string = string
-        self.matched = 0
-        #: for each beginning of the string, the longest shorter beginning that it ends with
-        self._shorter = [0]
-        for character in string[1:]:
-            self._shorter.append(self._next(self._shorter[-1], character))
-
-    def step(self, character: str) -> bool:
-        """Return whether the string is complete with this character."""
-        self.matched = self._next(self.matched, character)
-        return self.matched == len(self.string)
-
-    def _next(self, matched: int, character: str) -> int:
-        while matched and self.string[matched] != character:
-            matched = self._shorter[matched - 1]
-        return matched + (self.string[matched] == character)
+def _begun(string: str, text: str) -> int:
+    """Return how much of the beginning of `string` stands at the end of `text`."""
+    most = min(len(string) - 1, len(text))
+    return next((count for count in range(most, 0, -1) if text.endswith(string[:count])), 0)
 
 
 def _checked_ids(ids: int | Collection[int]) -> list[int]:
