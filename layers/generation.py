@@ -8,13 +8,12 @@ change.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.requests import Request
-from asynctile.layers.sampling import RecentTokens, Sampler
+from asynctile.layers.sampling import Sampler
 from asynctile.layers.serving import Serving
 
 
@@ -41,9 +40,7 @@ async def written(
                 yield token.id
         finally:
             reader.close()
-    window = RecentTokens(tokens, block_size)
     for _ in range(count - cached):
-        found: Any = await logits(window.padded())
-        tokens.append(sampler.choose(found[0, len(window) - 1], tokens))
-        window.append(tokens[-1])
+        found = await logits(np.array([tokens[-block_size:]], np.int32))
+        tokens.append(sampler.choose(found[0, -1], tokens))
         yield tokens[-1]

@@ -1,4 +1,4 @@
-"""The choice of the next token from logits: its settings (`Sampling`), the choices of one text (`Sampler`), and the context.
+"""The choice of the next token from logits: its settings (`Sampling`) and the choices of one text (`Sampler`).
 
 The steps have the order of transformers' logits processors: repetition penalty, temperature, top_k, top_p, min_p. Each step
 looks only at tokens that the steps before it kept, so a choice among 50,000 tokens costs little more than finding the few
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -21,34 +20,6 @@ from numpy.typing import NDArray
 from asynctile.errors import AsynctileError
 from asynctile.layers.config import LARGEST
 from asynctile.storage.input import shown
-
-#: A context is padded to a multiple of this many tokens, so that few programs serve all lengths.
-MULTIPLE = 32
-
-
-class RecentTokens:
-    """The last `most` tokens of a text."""
-
-    def __init__(self, tokens: Iterable[int], most: int) -> None:
-        self._tokens = deque(map(int, tokens), maxlen=most)
-        self._most = most
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def append(self, token: int) -> None:
-        """Append the next token. The first one is dropped if there are too many."""
-        self._tokens.append(token)
-
-    def padded(self) -> NDArray[np.int32]:
-        """Return the tokens as int32 (1, T), with zeros after the last one.
-
-        Attention is causal, so the last token does not see the zeros.
-        """
-        length = min(-(-len(self) // MULTIPLE) * MULTIPLE, self._most)
-        padded = np.zeros((1, length), np.int32)
-        padded[0, : len(self)] = self._tokens
-        return padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
