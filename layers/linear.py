@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asynctile.layers.parameters import Key, Parameter
+from asynctile.layers.parameters import Key
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.layers.rows import Row
 from asynctile.ops import column_sums, column_sums_copy, gemm
 
 
@@ -36,58 +35,40 @@ def forward(
 
 
 def backward(
-    recording: Recording, rows: RowTiles, x: Grid, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid
+    recording: Recording, rows: RowTiles, x: Grid | None, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid | None
 ) -> None:
-    """Compute dinp[r, k] (+)= dout[r, n] W[k, n]^T and dweight[k, n] (+)= x[r, k]^T dout[r, n] for (k, n) in visits."""
+    """Compute dinp[r, k] (+)= dout[r, n] W[k, n]^T and dweight[k, n] (+)= x[r, k]^T dout[r, n] for (k, n) in visits.
+
+    x None: only dinp, for callers that make x after it. dinp None: only dweight.
+    """
     weight, _ = recording.parameters.pair(layer)
-    for key in visits:
+    add, gradients = recording.program.add, recording.gradients
+    for k, n in visits:
+        w = weight.compute[k, n]
         for row in rows:
-            _add_to_input(recording, row, dout, weight, key, dinp)
-            _add_to_weight(recording, row, x, dout, weight, key)
-        recording.gradients.settle(weight, rows[-1], *key)
+            r = row.index
+            if dinp is not None:
+                dx, begun = dinp.open(row, k)
+                add(gemm(dout[r, n], w, dx, tb=True, accumulate=begun))
+            if x is not None:
+                dweight, begun = gradients.open(weight, k, n)
+                add(gemm(x[r, k], dout[r, n], dweight, ta=True, accumulate=begun))
+        if x is not None:
+            gradients.settle(weight, rows[-1], k, n)
 
 
-def input_backward(
-    recording: Recording, rows: RowTiles, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid
+def bias_backward(
+    recording: Recording, rows: RowTiles, dout: Grid, layer: str, columns: Iterable[int], narrow: Grid | None = None
 ) -> None:
-    """Compute only dinp, the first half of `backward`, for callers that make x after it."""
-    weight, _ = recording.parameters.pair(layer)
-    for key in visits:
-        for row in rows:
-            _add_to_input(recording, row, dout, weight, key, dinp)
-
-
-def weight_backward(
-    recording: Recording, rows: RowTiles, x: Grid, dout: Grid, layer: str, visits: Iterable[Key]
-) -> None:
-    """Compute only dweight, the second half of `backward`."""
-    weight, _ = recording.parameters.pair(layer)
-    for key in visits:
-        for row in rows:
-            _add_to_weight(recording, row, x, dout, weight, key)
-        recording.gradients.settle(weight, rows[-1], *key)
-
-
-def _add_to_input(recording: Recording, row: Row, dout: Grid, weight: Parameter, key: Key, dinp: Grid) -> None:
-    k, n = key
-    dx, begun = dinp.open(row, k)
-    recording.program.add(gemm(dout[row.index, n], weight.compute[key], dx, tb=True, accumulate=begun))
-
-
-def _add_to_weight(recording: Recording, row: Row, x: Grid, dout: Grid, weight: Parameter, key: Key) -> None:
-    k, n = key
-    dweight, begun = recording.gradients.open(weight, k, n)
-    recording.program.add(gemm(x[row.index, k], dout[row.index, n], dweight, ta=True, accumulate=begun))
-
-
-def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, columns: Iterable[int]) -> None:
-    """Compute dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns."""
+    """Compute dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns; also copy dout to `narrow`, if that is given."""
     _, bias = recording.parameters.pair(layer)
     gradients = recording.gradients
     for n in columns:
         for row in rows:
-            dbias, begun = gradients.open(bias, n)
-            recording.program.add(column_sums(dout[row.index, n], dbias, accumulate=begun))
+            source, (dbias, begun) = dout[row.index, n], gradients.open(bias, n)
+            recording.program.add(
+                column_sums(source, dbias, accumulate=begun) if narrow is None
+                else column_sums_copy(source, dbias, narrow.new(row, n), accumulate=begun))
         gradients.settle(bias, rows[-1], n)
 
 
@@ -96,16 +77,7 @@ def residual_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: s
 
     The result is dout itself, or a copy called `name` in the GEMMs' dtype, made in the pass that sums.
     """
-    columns = reversed(recording.columns)
-    if dout.dtype == recording.parameters.compute_dtype:
-        bias_backward(recording, rows, dout, layer, columns)
-        return dout
-    narrow = recording.grid(name, recording.tiling.model)
-    _, bias = recording.parameters.pair(layer)
-    gradients = recording.gradients
-    for n in columns:
-        for row in rows:
-            dbias, begun = gradients.open(bias, n)
-            recording.program.add(column_sums_copy(dout[row.index, n], dbias, narrow.new(row, n), accumulate=begun))
-        gradients.settle(bias, rows[-1], n)
-    return narrow
+    is_copied = dout.dtype != recording.parameters.compute_dtype
+    narrow = recording.grid(name, recording.tiling.model) if is_copied else None
+    bias_backward(recording, rows, dout, layer, reversed(recording.columns), narrow)
+    return dout if narrow is None else narrow

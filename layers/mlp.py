@@ -38,9 +38,9 @@ def backward(
         if hidden is None:
             _expand(recording, rows, layer, x, f, again)
         visits = [(f, n) for n in reversed(recording.columns)]
-        linear.input_backward(recording, rows, dprojected, f"{layer}.c_proj", visits, dhidden)
+        linear.backward(recording, rows, None, dprojected, f"{layer}.c_proj", visits, dhidden)
         activated = _activate_backward(recording, rows, layer, again, f, dhidden)
-        linear.weight_backward(recording, rows, activated, dprojected, f"{layer}.c_proj", visits)
+        linear.backward(recording, rows, activated, dprojected, f"{layer}.c_proj", visits, None)
         visits = [(k, f) for k in reversed(recording.columns)]
         linear.backward(recording, rows, x, dhidden, f"{layer}.c_fc", visits, dinp)
 
