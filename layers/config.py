@@ -78,7 +78,7 @@ class Config(ABC):
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "block_size", "vocab_size"):
-            check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name), most=MOST)
 
     @property
     @abstractmethod
@@ -158,10 +158,12 @@ class Config(ABC):
         return STATES_NBYTES * self.parameter_count
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise ValueError unless the setting `name` has a whole number from 1 to MOST as its `value`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least 1 and at most {MOST}")
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return `value` if it is a whole number from `least` to `most`; otherwise raise ValueError. most: None for no limit."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        limit = "" if most is None else f" and at most {most}"
+        raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least {least}{limit}")
+    return value
 
 
 def check_seed(seed: object) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from asynctile.layers.config import LARGEST, MODEL, TOKENS, Axis, Config, Tensor, check_count
+from asynctile.layers.config import LARGEST, MODEL, MOST, TOKENS, Axis, Config, Tensor, check_count
 from asynctile.layers.guesses import answering
 from asynctile.storage.counts import counted
 from asynctile.storage.input import shown
@@ -78,9 +78,9 @@ class GPT2Config(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("n_head", "n_embd"):
-            check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name), most=MOST)
         if self.n_inner is not None:
-            check_count("n_inner", self.n_inner)
+            check_count("n_inner", self.n_inner, most=MOST)
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
                              "choose an n_head that divides n_embd")

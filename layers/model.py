@@ -18,13 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
-from asynctile.layers.config import WEIGHT_NBYTES, Config, check_seed
+from asynctile.layers.config import WEIGHT_NBYTES, Config, check_count, check_seed
 from asynctile.layers.exchange import Pretrained, check_place, replaced, write_checksums, write_model
 from asynctile.layers.generation import written
 from asynctile.layers.guesses import Continuation, answering
 from asynctile.layers.model_state import ModelState
 from asynctile.layers.parameters import initial_piece
-from asynctile.layers.requests import check_context, check_count, check_kind
+from asynctile.layers.requests import check_context, check_kind
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.server import Server
 from asynctile.layers.serving import MOST, Serving

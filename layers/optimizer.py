@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.config import LARGEST
+from asynctile.layers.config import LARGEST, check_count
 from asynctile.layers.guesses import answering
 from asynctile.storage.input import shown
 
@@ -58,9 +58,9 @@ class AdamW:
         for beta in self.betas:
             if not _is_number(beta) or not 0 <= beta < 1:
                 raise ValueError(f"betas is {shown(self.betas)}, expected two numbers of at least 0 and below 1")
-        _check_steps("warmup", self.warmup, 0)
+        check_count("warmup", self.warmup, 0)
         if self.decay_steps is not None:
-            _check_steps("decay_steps", self.decay_steps, 1)
+            check_count("decay_steps", self.decay_steps)
             if self.decay_steps < self.warmup:
                 raise ValueError(f"decay_steps {self.decay_steps} ends before warmup {self.warmup}; "
                                  "both count from the first step, choose decay_steps of at least warmup")
@@ -99,8 +99,3 @@ def _is_number(value: object) -> bool:
 def _check_number(name: str, value: object, *, above: bool) -> None:
     if not _is_number(value) or value < 0 or (above and value == 0):  # type: ignore[operator]
         raise ValueError(f"{name} is {shown(value)}, expected a number {'above' if above else 'of at least'} 0")
-
-
-def _check_steps(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {shown(value)}, expected a whole number of steps, at least {least}")

@@ -1,6 +1,6 @@
 """One request for text: its settings, its state in the cache, and the tokens chosen so far.
 
-`check_prompt`, `check_context`, `check_count` and `check_kind` refuse arguments that no model accepts. batching.py chooses
+`check_prompt`, `check_context` and `check_kind` refuse arguments that no model accepts. batching.py chooses
 which requests are computed together, serving.py computes them, sampling.py chooses tokens.
 """
 
@@ -158,13 +158,6 @@ def check_context(name: str, prompt: Any, config: Config) -> list[int]:
     if not array.size:
         raise ValueError(f"{name} is empty, expected at least one token id; give the token that begins a text")
     return check_tokens(name, array[None, -config.block_size:], config)[0].tolist()
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`; otherwise raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least {least}")
-    return value
 
 
 def check_kind(name: str, value: object, kind: type, expected: str) -> None:

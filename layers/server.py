@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.layers.config import check_count
 from asynctile.layers.guesses import Continuation, answering
-from asynctile.layers.requests import Request, Token, check_count, check_prompt
+from asynctile.layers.requests import Request, Token, check_prompt
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.serving import MOST, Serving
 from asynctile.layers.source import Source

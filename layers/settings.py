@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynctile.layers.activations import AUTO, check_recompute
+from asynctile.layers.config import check_count
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.rows import check_replicas
 from asynctile.storage.input import shown
@@ -25,11 +26,10 @@ class Settings:
     recompute: bool | str = AUTO
 
     def __post_init__(self) -> None:
-        clip_norm, micro_batches = self.clip_norm, self.micro_batches
+        clip_norm = self.clip_norm
         if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
             raise ValueError(f"clip_norm is {shown(clip_norm)}, expected a number above 0, or None for no clipping")
-        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"micro_batches is {shown(micro_batches)}, expected a whole number of at least 1")
+        check_count("micro_batches", self.micro_batches)
         check_replicas(self.replicas)
         check_recompute(self.recompute)
 

@@ -30,6 +30,7 @@ from asynctile.layers.activations import AUTO
 from asynctile.layers.batch import Batches, check_tokens, loss_inputs
 from asynctile.layers.carriers import table
 from asynctile.layers.checkpoint import load, save
+from asynctile.layers.config import check_count
 from asynctile.layers.data_state import kept
 from asynctile.layers.feed import Steps
 from asynctile.layers.guesses import answering
@@ -37,7 +38,7 @@ from asynctile.layers.keeping import Keeping
 from asynctile.layers.model import Model, model_state_of
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
-from asynctile.layers.requests import check_count, check_kind
+from asynctile.layers.requests import check_kind
 from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
@@ -165,13 +166,13 @@ class Trainer:
         return await self._runtime.call(self._step(counted, tokens, targets))
 
     async def _step(self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike) -> StepReport:
-        kind = "step" if self.clip_norm is None else "step_clipped"
+        kind = self._kind
         async with self._state.changing.held():
             self._state.check_whole("step")
             rows, inputs, count = await self._cut(tokens, targets)
 
             async def run(rows: Rows, kept: int) -> StepReport:
-                program = await self._placed(kind, rows, kept)
+                program = await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
                 await self._prepare(program)
                 inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
                 report = partial(self._report, self._runtime.traffic(), time.perf_counter(), rows.batch * rows.length, count)
@@ -215,9 +216,8 @@ class Trainer:
 
         Takes some tens of milliseconds, in memory that steps of such batches use. BudgetError as `step`.
         """
-        kind = "step" if self.clip_norm is None else "step_clipped"
         for name, count in (("batch_size", batch_size), ("seq_len", seq_len)):
-            check_count(name, count, 1)
+            check_count(name, count)
         runtime = self._runtime
 
         async def job() -> float | None:
@@ -225,13 +225,13 @@ class Trainer:
                 rows = self._rows(batch_size, seq_len)
 
                 async def run(rows: Rows, kept: int) -> float | None:
-                    demand = self._state.demand(await self._recorded(kind, rows, kept))
+                    demand = self._state.demand(await self._recorded(self._kind, rows, kept))
                     async with runtime.exclusive():
                         await runtime.cut(demand)
                         rate = await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
                     return None if rate is None else rate * runtime.side_by_side
 
-                return await self._keeping.run(kind, rows, run)
+                return await self._keeping.run(self._kind, rows, run)
 
         return await runtime.call(job())
 
@@ -302,12 +302,13 @@ class Trainer:
         rows = self._rows(*ids.shape)
         return rows, *loss_inputs(rows, ids, wanted)
 
+    @property
+    def _kind(self) -> str:
+        """The kind of the programs of steps (step.py)."""
+        return "step" if self.clip_norm is None else "step_clipped"
+
     def _rows(self, batch: int, length: int) -> Rows:
         return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas)
-
-    async def _placed(self, kind: str, rows: Rows, kept: int) -> Program:
-        """Return the program of a step, with its updates placed, on all devices."""
-        return await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
 
     async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
         return await self._state.recorded(kind, rows, kept, on_host, self._carriers)
