@@ -31,25 +31,16 @@ class DeviceCache:
         return self.tiles.tiles(0, self.filled)
 
 
-class Caches:
-    """The caches on `devices` devices. most: how many pages may have bytes, on all devices together.
+class Caches(list[DeviceCache]):
+    """The caches on `devices` devices, in their order. most: how many pages may have bytes, on all devices together.
 
     positions: how many positions a page holds. page_nbytes: the bytes of one page.
     """
 
     def __init__(self, parameters: Parameters, devices: int, most: int) -> None:
         self.most = most
-        self._all = [DeviceCache(parameters, Pages(most, most // devices)) for _ in range(devices)]
+        super().__init__(DeviceCache(parameters, Pages(most, most // devices)) for _ in range(devices))
         self.positions, self.page_nbytes = self[0].tiles.positions, self[0].tiles.page_nbytes
-
-    def __getitem__(self, device: int) -> DeviceCache:
-        return self._all[device]
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __iter__(self) -> Iterator[DeviceCache]:
-        return iter(self._all)
 
     def device_for(self, count: int, taken: Iterable[int]) -> int | None:
         """Return the device for a text of `count` pages: of those that have room, the first with the fewest texts.

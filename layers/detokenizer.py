@@ -53,7 +53,7 @@ class Detokenizer:
         text = self._tokenizer.decode(ids)
         settled = _settled(text, len(ids))
         if not (settled.startswith(self._shown) or self._shown.startswith(settled)):
-            self._restart(ids[self._clean : -1])
+            self._ids, self._clean, self._shown = ids[self._clean : -1], 0, ""
             return self.push(token)
         self._ids = ids
         new = settled[len(self._shown) :]
@@ -69,17 +69,9 @@ class Detokenizer:
         return new
 
     def end(self) -> str:
-        """Return the rest of the text once no more tokens come. An unfinished character becomes U+FFFD.
-
-        Tokens pushed afterwards begin another text.
-        """
+        """Return the rest of the text once no more tokens come. An unfinished character becomes U+FFFD."""
         text = self._tokenizer.decode(self._ids)
-        if text.startswith(self._shown):
-            text = text[len(self._shown) :]
-        else:
-            text = self._tokenizer.decode(self._ids[self._clean :])
-        self._restart([])
-        return text
+        return text[len(self._shown) :] if text.startswith(self._shown) else self._tokenizer.decode(self._ids[self._clean :])
 
     def _begin_behind(self, prompt: NDArray[np.int64]) -> None:
         """Keep the tail of the prompt that decodes to whole characters; nothing if the prompt ends inside a character."""
@@ -89,9 +81,6 @@ class Detokenizer:
             if _UNFINISHED not in text:
                 self._ids, self._clean, self._shown = ids, len(ids), text
                 return
-
-    def _restart(self, ids: list[int]) -> None:
-        self._ids, self._clean, self._shown = ids, 0, ""
 
     def _keep(self, ids: list[int], *, held: str, visible: bool = False) -> None:
         """Keep only these tokens, unless they show nothing on their own, as spaces at the start of a text may."""

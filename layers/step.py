@@ -62,11 +62,7 @@ def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0
 def _recorded(
     kind: str, parameters: Parameters, rows: Rows, kept: int, on_host: Collection[Tile]
 ) -> tuple[Recording, list[int]]:
-    if kind not in KINDS:
-        raise ValueError(f"there is no kind of program {kind!r}; choose one of {', '.join(KINDS)}")
     parts = parts_of(parameters.config)
-    if isinstance(kept, bool) or not 0 <= kept <= parts:
-        raise ValueError(f"kept is {kept!r}: expected how many parts (blocks and head) keep activations, from 0 to {parts}")
     recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
     section = recording.program.section
     begins: list[int] = []

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from weakref import WeakSet
 
@@ -47,12 +48,8 @@ def tell_step(runtime: Runtime, model: str, report: StepReport) -> None:
     counts.skipped_steps += report.skipped
     counts.step_tokens += report.tokens
     counts.step_s += report.step_s
-    runtime.tell(
-        StepDone, model=model, step=report.step, loss=report.loss, lr=report.lr, grad_norm=report.grad_norm,
-        tokens=report.tokens, step_s=report.step_s, stall_s=report.stall_s, uploaded_bytes=report.uploaded_bytes,
-        downloaded_bytes=report.downloaded_bytes, passed_bytes=report.passed_bytes, spill_read_bytes=report.spill_read_bytes,
-        spill_written_bytes=report.spill_written_bytes, skipped=report.skipped, played=report.played,
-    )  # fmt: skip
+    shared = {field.name: getattr(report, field.name) for field in fields(report) if field.name in StepDone.__slots__}
+    runtime.tell(StepDone, model=model, **shared)
     if (recorder := runtime.life.recorder) is not None:
         said = {name: value for name, value in report.as_dict().items() if isinstance(value, int | float)}
         recorder.step(runtime.tell.share, f"step {report.step}", report.step_s, said)

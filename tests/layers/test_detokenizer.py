@@ -149,10 +149,3 @@ def test_a_text_continues_its_prompt() -> None:
     euros = list("\u20ac\u20ac\u20ac".encode())  # of their last bytes the first may be in the middle of one
     assert pushed(FALLBACK, [*euros[:3], 257], euros) == ["", "", "\u20ac", "b", ""]
     assert pushed(ByteTokenizer(), [0xAC, 0x41], [0xE2, 0x82]) == ["", REPLACEMENT + "A", ""]
-
-
-def test_after_the_end_another_text_begins() -> None:
-    detokenizer = Detokenizer(TOKENIZERS["none"])
-    first = [detokenizer.push(0), detokenizer.push(1), detokenizer.end(), detokenizer.end()]
-    assert first == ["a", " b", "", ""]
-    assert detokenizer.push(1) == "b"

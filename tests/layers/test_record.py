@@ -149,11 +149,6 @@ def test_a_layers_weights_are_visited_together() -> None:
     assert spans == [0, 1, 0]
 
 
-def test_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no kind of program 'sgd'"):
-        recorded(LIGHT["tiles of one"], "sgd")
-
-
 def test_recording_takes_few_calls_per_operation_and_no_more_in_a_larger_model() -> None:
     found = []
     for layers in (1, 4):
