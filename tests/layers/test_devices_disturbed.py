@@ -279,18 +279,3 @@ async def test_a_step_disturbed_at_any_await_changes_nothing_or_counts(
         for batch in BATCHES[trainer.step_count :]:
             await trainer.step(*batch)
         assert_same_tensors(await states_of(trainer), await undisturbed(len(BATCHES)))
-
-
-@pytest.mark.parametrize(("place", "plays", "how"), covering(PLACES, [False, True], ["cancel", "timeout", "loop ends"]))
-async def test_a_validation_disturbed_at_any_await_leaves_the_next_one_and_the_model_as_they_were(
-    place: dict[str, Any], plays: bool, how: str, tmp_path: Path
-) -> None:
-    async with training(place, tmp_path, plays=plays) as (engine, trainer):
-        model = trainer.model
-        settled, expected = Settled(engine, [], tmp_path, {"spill"}), await model.loss(*VALIDATION)
-        for turns in (0, 1, 4, 16, 64):
-            disturbance = Disturbance(how=how, turns=turns, elsewhere=how == "loop ends")
-            await disturbed(partial(model.loss, *VALIDATION), disturbance, Reached(0))
-            await settled.wind_down(how)
-            assert await model.loss(*VALIDATION) == expected
-        await expect_unchanged(trainer)

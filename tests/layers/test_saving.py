@@ -1,9 +1,7 @@
-"""Saving: beside the training, on a disk that fails, under a kill.
+"""Saving: beside the training, and on a disk that fails.
 
 test_checkpoint.py tests the content of a checkpoint and reading it, test_trainer.py that the end of a step leaves it alone,
-tests/storage the files and folders beneath.
-
-Long because each way in which a save can end, the end of the process included, is tried on the same few disks.
+tests/storage the files and folders beneath, also under a kill.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,10 +20,7 @@ import pytest
 
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, Trainer
-from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
-from asynctile.storage.beside import recover_folder
-from asynctile.storage.inside import Folder
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorWriter
 from tests.laws import covering
@@ -293,52 +287,6 @@ asyncio.run(main())
     assert without_free[0] == without_free[1]
     assert step == "0"
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
-async def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
-    """From the n-th on, every change of a name or a folder fails: a dead process would not make these changes either."""
-    if not exchange:
-        monkeypatch.setattr(Folder, "exchange", lambda *_: False)
-    tried, dead_from = 0, sys.maxsize
-
-    def mortal(true: Callable[..., Any]) -> Callable[..., Any]:
-        def change(*args: Any, **kwargs: Any) -> Any:
-            nonlocal tried
-            tried += 1
-            if tried >= dead_from:
-                raise OSError(5, "dead")
-            return true(*args, **kwargs)
-
-        return change
-
-    for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
-        monkeypatch.setattr(os, name, mortal(getattr(os, name)))
-    monkeypatch.setattr(Folder, "exchange", mortal(Folder.exchange))
-    async with Engine("cpu") as engine:
-        trainer, path, seen, call = await trainer_on(engine), tmp_path / "c", [], 0
-        while call <= tried:
-            call += 1
-            tried, dead_from, model_state_of(trainer.model).step_count = 0, sys.maxsize, 0
-            shutil.rmtree(path, ignore_errors=True)
-            await trainer.save(path)
-            model_state_of(trainer.model).step_count = 1
-            tried, dead_from = 0, call
-            try:
-                await trainer.save(path)
-            except CheckpointError:
-                pass
-            made, dead_from = tried, sys.maxsize
-            again = await Trainer.load(engine, path)
-            seen.append(again.step_count)
-            await again.model.release()
-            with Folder.open(tmp_path) as parent:
-                recover_folder(parent, "c")
-            assert [path.name for path in tmp_path.iterdir()] == ["c"]
-            tried = made
-    assert seen == sorted(seen) and set(seen) == {0, 1}
 
 
 async def test_the_copy_beside_a_missing_checkpoint_is_read_in_place(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Two jobs side by side on one engine, each with a share of its caps: bits and moves as alone on an engine of that size.
 
-Long because every test here trains with the same places and helpers. tests/test_share.py tests the limits of a share.
+tests/test_share.py tests the limits of a share.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 test_equal_bits.py tests the device over RAM alone; tests/memory/test_tiers.py and test_failures.py test the engine without a
 model.
-
-Long because everything is tried on one small training and compared with the same yardstick.
 """
 
 from __future__ import annotations
@@ -22,12 +20,11 @@ import numpy as np
 import psutil
 import pytest
 
-from asynctile import BudgetError, Engine, StalledError, TierError, TornModelError
+from asynctile import BudgetError, Engine, TierError, TornModelError
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.storage.faults import Faults
-from tests.inside_engine import watch
 from tests.laws import law
 from tests.layers.training import (
     OPTIMIZER,
@@ -148,15 +145,6 @@ async def test_a_spill_limit_too_small_is_refused_with_a_limit_that_suffices(tmp
             await trainer.step(*RAGGED.batch_of_tokens())
         assert engine.statistics().operations == 0
     await check(tmp_path, "cpu", host_memory=STATES, spill_limit=caught.value.floor)
-
-
-async def test_a_folder_in_use_by_another_engine_is_refused_and_free_afterwards(tmp_path: Path) -> None:
-    async with Engine("cpu", spill=tmp_path):
-        with pytest.raises(TierError, match=r"another engine"):
-            async with Engine("cpu", spill=tmp_path):
-                pass
-    async with Engine("cpu", spill=tmp_path):
-        pass
 
 
 @pytest.mark.parametrize(("make", "says"), [(lambda path: path / "none", "none"), (lambda path: _file(path), "folder")])
@@ -296,37 +284,3 @@ async def test_with_a_folder_and_no_cap_ram_gets_a_cap(tmp_path: Path) -> None:
         cap = engine.statistics().host_memory_bytes
     assert cap is not None
     assert cap < psutil.virtual_memory().total
-
-
-@pytest.mark.parametrize("hangs", ["preadv", "pwritev"])
-async def test_a_disk_that_does_not_answer_is_a_stall_and_the_folder_is_free_once_it_does(hangs: str, tmp_path: Path) -> None:
-    shut, answer = threading.Event(), threading.Event()
-
-    def wrap(file: Any) -> Any:
-        transfer = getattr(file, hangs)
-
-        def deaf(views: Any, offset: int) -> int:
-            if shut.is_set():
-                answer.wait()
-            return int(transfer(views, offset))
-
-        setattr(file, hangs, deaf)
-        return file
-
-    async with Engine("cpu", host_memory="130KiB", spill=tmp_path, watchdog=None, wrap_spill=wrap) as engine:
-        trainer = Trainer(await lively(engine, SMALL), micro_batches=2)
-        await trainer.step(*SMALL.batch_of_tokens())
-        shut.set()
-        watch(engine, 0.3)
-        async with asyncio.timeout(HANG_S):
-            with pytest.raises(StalledError, match=r"nothing has moved for 0.3 s: the copy of tile .* has run on spill"):
-                await trainer.step(*SMALL.batch_of_tokens())
-    with pytest.raises(TierError, match="in use"):
-        async with Engine("cpu", spill=tmp_path):
-            pass
-    answer.set()
-    async with asyncio.timeout(HANG_S):
-        while any(thread.name.startswith("asynctile-spill") for thread in threading.enumerate()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    async with Engine("cpu", spill=tmp_path):
-        pass

@@ -1,7 +1,4 @@
-"""The place of AdamW: it changes no bit and moves fewer bytes, and the cost model finds the cheapest split.
-
-Long because the costs behind the choice and the trainings that confirm them share one model and one yardstick.
-"""
+"""The place of AdamW: it changes no bit and moves fewer bytes, and the cost model finds the cheapest split."""
 
 from __future__ import annotations
 
