@@ -41,11 +41,10 @@ async def trained(engine: Engine, *, measured: bool) -> tuple[list[float], dict[
     return losses, {name: array.tobytes() for name, array in (await trainer.model.state_dict()).items()}
 
 
-@pytest.mark.parametrize("options", DEVICES.values(), ids=DEVICES)
-async def test_no_result_depends_on_the_rate(options: dict[str, Any]) -> None:
+async def test_no_result_depends_on_the_rate() -> None:
     found = []
     for measured in (False, True):
-        async with Engine(**options) as engine:
+        async with Engine(**DEVICES["capped"]) as engine:
             found.append(await trained(engine, measured=measured))
     assert found[0] == found[1]
 

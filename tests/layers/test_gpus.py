@@ -49,7 +49,7 @@ async def test_no_number_of_gpus_changes_a_bit(
 
 
 @pytest.mark.parametrize(("count", "update", "clip_norm", "prepare"), [
-    (2, "host", None, RUNS["played"]), (4, "auto", 0.1, RUNS["played"]), (2, "device", None, RUNS["by coroutines"]),
+    (4, "auto", 0.1, RUNS["played"]), law(2, "host", None, RUNS["played"]), law(2, "device", None, RUNS["by coroutines"]),
     law(3, "device", 0.1, RUNS["played"]), law(3, "host", 0.1, RUNS["by coroutines"]), law(4, "host", None, RUNS["played"]),
 ])  # fmt: skip
 async def test_no_folder_and_no_update_in_ram_below_several_gpus_changes_a_bit(
@@ -70,7 +70,7 @@ async def test_several_gpus_agree_with_the_cpu() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), law(3, 1)])
+@pytest.mark.parametrize(("before", "after"), [(4, 2), law(1, 4), law(3, 1)])
 async def test_a_run_resumed_on_another_number_of_gpus_has_equal_bits(before: int, after: int, tmp_path: Path) -> None:
     async with Engine(gpus(before), device_memory=STATES) as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS)
@@ -86,7 +86,7 @@ async def test_a_run_resumed_on_another_number_of_gpus_has_equal_bits(before: in
 
 
 @pytest.mark.parametrize(("count", "share", "update", "options"), [
-    (2, 0.7, "auto", {}), (4, None, "device", {}), (2, 0.7, "host", {"clip_norm": 0.1}),
+    (4, None, "device", {}), (2, 0.7, "host", {"clip_norm": 0.1}), law(2, 0.7, "auto", {}),
     law(4, 0.7, "device", {"clip_norm": 0.1}), law(3, 0.7, "device", {"recompute": False}),
 ])  # fmt: skip
 async def test_every_played_step_passes_and_moves_the_planned_bytes_in_graphs_alone(
@@ -193,7 +193,7 @@ async def test_validations_and_texts_between_steps_change_no_bit(soft_gpu: Any) 
 
 
 @pytest.mark.parametrize(("seed", "where", "plays"), [
-    (24, "all there", True), (22, "over a file", True), law(5, "near the floor", True), law(35, "under a cap", False),
+    (24, "all there", True), law(22, "over a file", True), law(5, "near the floor", True), law(35, "under a cap", False),
     law(34, "over a file", True), law(20, "all there", True), law(37, "near the floor", True),
 ])  # fmt: skip
 async def test_a_story_on_two_gpus_has_the_numbers_and_bits_of_one(
