@@ -22,7 +22,7 @@ from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.demand import ALIGNMENT
 from tests.laws import covering
 from tests.layers.shapes import shape
-from tests.layers.training import OPTIMIZER, Outcome, assert_same_bits, lively, outcome
+from tests.layers.training import OPTIMIZER, assert_same_bits, lively, outcome, yardstick
 
 #: Eight row tiles of a whole sequence each; activations take more than a block's weights.
 MANY = shape(16, 2, 24, 16, tile=16, batch=8, length=16, n_layer=2)
@@ -32,7 +32,6 @@ STATES = MANY.config.states_nbytes
 RESIDENT = demand_of([record("step", PARAMETERS, ROWS)], PARAMETERS.states()).resident_nbytes
 FAST_LINK = replace(CORES, flops_per_s=1.0).limited(1e15)
 SLOW_LINK = replace(CORES, flops_per_s=1e15).limited(1.0)
-_yardsticks: list[Outcome] = []
 
 
 def arranged(cap: int | None, rates: Rates = CORES, recompute: bool | str = "auto", **more: Any) -> Arrangement:
@@ -122,12 +121,6 @@ def test_the_minimum_of_a_valley_is_found(start: int) -> None:
         assert abs(found - bottom) <= 1
 
 
-async def yardstick() -> Outcome:
-    if not _yardsticks:
-        _yardsticks.append(await outcome(MANY, steps=2, device="cpu"))
-    return _yardsticks[0]
-
-
 @pytest.mark.parametrize(("device", "recompute"), covering(["emulated", "cpu"], ["auto", True, False]))
 async def test_a_run_follows_the_plan_and_no_bit_changes(
     device: str, recompute: bool | str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +141,7 @@ async def test_a_run_follows_the_plan_and_no_bit_changes(
         assert engine.statistics().operations - before == plan.operations
         assert chosen == [Arrangement(plan.passes, plan.kept)]
     found = await outcome(MANY, steps=2, device=device, engine_options={**caps, **spill}, recompute=recompute)
-    assert_same_bits(found, await yardstick())
+    assert_same_bits(found, await yardstick(MANY))
 
 
 async def test_fewer_bytes_move_than_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

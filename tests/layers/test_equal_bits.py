@@ -26,18 +26,22 @@ from asynctile.program.needs import demand_of
 from tests.inside_engine import device_of
 from tests.laws import covering, law
 from tests.layers.shapes import LIGHT, Shape
-from tests.layers.training import NARROW, RAGGED, TWO_BLOCKS, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
+from tests.layers.training import (
+    NARROW,
+    RAGGED,
+    TWO_BLOCKS,
+    Outcome,
+    assert_same_bits,
+    batches_of,
+    floor_of,
+    lively,
+    outcome,
+    yardstick,
+)
 from tests.settle import HANG_S
 
 #: None of these runs takes more than a second or two; a hanging run must not take the whole suite with it.
 STEPS = 2
-_yardsticks: dict[Shape, Outcome] = {}
-
-
-async def yardstick(shape: Shape) -> Outcome:
-    if shape not in _yardsticks:
-        _yardsticks[shape] = await outcome(shape, steps=STEPS, device="cpu")
-    return _yardsticks[shape]
 
 
 async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -> Outcome:

@@ -30,23 +30,16 @@ from tests.layers.training import (
     OPTIMIZER,
     RAGGED,
     SMALL,
-    Outcome,
     assert_same_bits,
     assert_same_tensors,
     batches_of,
     lively,
     outcome,
+    yardstick,
 )
 from tests.settle import HANG_S
 
 STATES = RAGGED.config.states_nbytes
-_yardsticks: list[Outcome] = []
-
-
-async def yardstick() -> Outcome:
-    if not _yardsticks:
-        _yardsticks.append(await outcome(RAGGED, steps=2, device="cpu"))
-    return _yardsticks[0]
 
 
 async def check(folder: Path, device: str, prefetch: int = 2, **caps: Any) -> None:

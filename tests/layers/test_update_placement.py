@@ -47,6 +47,7 @@ from tests.layers.training import (
     floor_of,
     lively,
     outcome,
+    yardstick,
 )
 from tests.settle import HANG_S
 
@@ -56,13 +57,6 @@ RATES = replace(CORES, flops_per_s=1e12, updated_per_s=4e10).limited(1e10)
 COSTS = Costs(
     tiles=100, resident=0, compute_s=0.0, states_nbytes=12e6, gradient_nbytes=4e6, weight_nbytes=4e6, memory_nbytes=28e6
 )
-_yardsticks: list[Outcome] = []
-
-
-async def yardstick() -> Outcome:
-    if not _yardsticks:
-        _yardsticks.append(await outcome(RAGGED, steps=STEPS, device="cpu"))
-    return _yardsticks[0]
 
 
 async def check(update: str, **more: Any) -> Outcome:

@@ -30,6 +30,7 @@ NARROW = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2,
 LONE = replace(NARROW, batch=1, micro_batches=1)
 SHORTER = replace(NARROW, length=6)
 OPTIMIZER = AdamW(lr=1e-2, warmup=2, decay_steps=9, min_lr=1e-3)
+_yardsticks: dict[Shape, Outcome] = {}
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,13 @@ async def outcome(
             statistics.device_peak_bytes,
             statistics.uploaded_bytes,
         )
+
+
+async def yardstick(shape: Shape = RAGGED) -> Outcome:
+    """Return the outcome of two steps with everything resident on `cpu`; cached for all tests."""
+    if shape not in _yardsticks:
+        _yardsticks[shape] = await outcome(shape, steps=2, device="cpu")
+    return _yardsticks[shape]
 
 
 async def floor_of(shape: Shape = RAGGED) -> int:
