@@ -16,7 +16,8 @@ from asynctile.cli.model import choose_shape, new_trainer, open_model
 from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.layers import Trainer
-from asynctile.layers.data import Batches, TextSource
+from asynctile.layers.data import Batches
+from asynctile.layers.text import TextSource
 from asynctile.layers.tokenizer import ByteTokenizer
 from asynctile.storage.sizes import format_size
 

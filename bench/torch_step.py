@@ -13,7 +13,7 @@ import numpy as np
 from common import CORES, Side, library
 
 from asynctile.layers import AdamW, GPT2Config
-from asynctile.layers.data import IGNORED
+from asynctile.ops.cross_entropy import IGNORED
 
 torch = library("torch")
 nn, functional = torch.nn, torch.nn.functional

@@ -1,8 +1,8 @@
 """Batches of tokens and targets for training and validation.
 
-Covers `Batches` and `ValidationBatches`, and re-exports the other names that a run needs for its data. data_source.py finds out
-what kind of data a path names, text.py reads text, tokenizer.py makes tokens, tokens.py holds the file of tokens and its two
-parts. entropy.py computes how well a model that sees only the last token could do.
+Covers `Batches` and `ValidationBatches`. data_source.py finds out what kind of data a path names, text.py reads text,
+tokenizer.py makes tokens, tokens.py holds the file of tokens and its two parts. entropy.py computes how well a model that sees
+only the last token could do.
 """
 
 from __future__ import annotations
@@ -14,29 +14,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.data_source import DataSource, open_source
-from asynctile.layers.entropy import bigram_loss
 from asynctile.layers.rows import MOST_TOKENS
-from asynctile.layers.text import TextSource
-from asynctile.layers.tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
+from asynctile.layers.tokens import Tokens
 from asynctile.ops.cross_entropy import IGNORED
 from asynctile.storage.input import shown
-
-__all__ = [
-    "IGNORED",
-    "Batches",
-    "DataSource",
-    "TextSource",
-    "TokenFile",
-    "TokenView",
-    "Tokens",
-    "ValidationBatches",
-    "bigram_loss",
-    "open_source",
-    "open_tokens",
-    "split",
-    "tokenise",
-]
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 

@@ -31,10 +31,12 @@ from asynctile.cli.stress.inputs.trial import End
 from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError
 from asynctile.layers import Trainer
-from asynctile.layers.data import Batches, open_source, open_tokens
+from asynctile.layers.data import Batches
+from asynctile.layers.data_source import open_source
 from asynctile.layers.exchange import Pretrained
 from asynctile.layers.report import number_in
 from asynctile.layers.tokenizer import open_tokenizer
+from asynctile.layers.tokens import open_tokens
 from asynctile.storage.checksums import CHECKSUMS, check_files
 
 #: Text from a file is cut before it goes into a message.

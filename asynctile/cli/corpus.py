@@ -12,8 +12,9 @@ from pathlib import Path
 from asynctile.cli.model import model_folder
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder
-from asynctile.layers.data import TokenFile, TokenView, open_source, open_tokens, split
+from asynctile.layers.data_source import open_source
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
+from asynctile.layers.tokens import TokenFile, TokenView, open_tokens, split
 
 __all__ = [
     "Corpus", "check_data", "check_sequence", "choose_tokenizer", "expected_vocab_size", "open_held_out", "prepare_tokenizer",

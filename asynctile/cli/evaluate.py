@@ -30,7 +30,8 @@ from asynctile.cli.validation import tokens_of
 from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2, Evaluation, evaluate
 from asynctile.layers.config import Config
-from asynctile.layers.data import ValidationBatches, open_source
+from asynctile.layers.data import ValidationBatches
+from asynctile.layers.data_source import open_source
 from asynctile.layers.evaluation import mean_bytes
 from asynctile.layers.special_tokens import check_fit as check_tokenizer
 from asynctile.layers.tokenizer import Tokenizer

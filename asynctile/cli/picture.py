@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.run_folder import RunFolder
-from asynctile.layers.data import bigram_loss
+from asynctile.layers.entropy import bigram_loss
 from asynctile.layers.plot import loss_curve
 
 __all__ = ["Picture"]

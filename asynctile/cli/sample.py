@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from asynctile.cli.terminal import printable
 from asynctile.layers import GPT2, Sampling
-from asynctile.layers.data import TokenView
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
+from asynctile.layers.tokens import TokenView
 from asynctile.layers.wording import Wording
 
 __all__ = ["MOST_CHARACTERS", "Sample", "sample", "stream_text"]

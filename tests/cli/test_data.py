@@ -15,8 +15,8 @@ import pytest
 
 from asynctile.cli.run_folder import RunFolder
 from asynctile.layers.companions import LIMITS
-from asynctile.layers.data import open_tokens
 from asynctile.layers.tokenizer import ByteTokenizer, open_tokenizer
+from asynctile.layers.tokens import open_tokens
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
 from tests.layers.gpt2_files import END, write_gpt2_files

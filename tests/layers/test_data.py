@@ -9,12 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from asynctile.layers.data import (
-    Batches,
-    TokenFile,
-    ValidationBatches,
-    split,
-)
+from asynctile.layers.data import Batches, ValidationBatches
+from asynctile.layers.tokens import TokenFile, split
 
 
 def counted(path, n, dtype=np.uint16):

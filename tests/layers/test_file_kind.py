@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctile.layers.data import open_source
+from asynctile.layers.data_source import open_source
 from asynctile.layers.file_kind import kind_of
 
 

@@ -12,8 +12,9 @@ import pytest
 import tokenizers
 
 from asynctile.layers import raw_tokens
-from asynctile.layers.data import open_source, open_tokens
+from asynctile.layers.data_source import open_source
 from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
+from asynctile.layers.tokens import open_tokens
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from asynctile.layers import jsonl
 from asynctile.layers import text as text_module
-from asynctile.layers.data import TextSource, open_source
+from asynctile.layers.data_source import open_source
+from asynctile.layers.text import TextSource
 from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
 from asynctile.layers.tokens import TextPiece
 

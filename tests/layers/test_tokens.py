@@ -8,13 +8,9 @@ import os
 import numpy as np
 import pytest
 
-from asynctile.layers.data import (
-    TextSource,
-    TokenFile,
-    open_tokens,
-    tokenise,
-)
+from asynctile.layers.text import TextSource
 from asynctile.layers.tokenizer import ByteTokenizer, train_bpe
+from asynctile.layers.tokens import TokenFile, open_tokens, tokenise
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.inside import Folder
 
