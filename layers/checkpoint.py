@@ -24,7 +24,6 @@ from typing import Any, TypeGuard
 from threadpoolctl import threadpool_info
 
 from asynctile.errors import CheckpointError
-from asynctile.layers.activations import check_recompute
 from asynctile.layers.carriers import table
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config
@@ -239,11 +238,6 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
     for name in ("data_state", "surroundings"):
         if not isinstance(state[name], dict):
             raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected an object; it was damaged or edited")
-    try:
-        check_recompute(state["recompute"])
-    except ValueError:
-        raise CheckpointError(f"{file} has recompute {shown(state['recompute'])}, expected true, false or \"auto\"; it was "
-                              "damaged or edited") from None
 
 
 def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
