@@ -5,6 +5,7 @@ Covers identity and shape. storage/residency.py records where its bytes are in e
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Tile:
         self.name = name
         self.shape = shape
         self.dtype = np.dtype(dtype)
-        self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        self.nbytes = math.prod(shape) * self.dtype.itemsize
         self.persistent = persistent
         self.at: dict[Any, Any] = {}
 

@@ -6,7 +6,7 @@ stand (asynctile/schedule does, and storage/ledger.py for single launches), and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -195,13 +195,13 @@ class Program:
         Raises ValueError for a temporary that is read before it is written.
         """
         self._check_written()
-        first, self.next_uses = self._walk_back(_use)
+        first, self.next_uses = self._walk_back(over_ram=False)
         self.standing = list(first)
         self.first_uses = {tile: use - len(self) for tile, use in first.items() if use < NEVER}
         names = {entry.device for entry in self.entries}
         self.devices = 1 + max((number_of(name) for name in names if name != HOST), default=0)
         on_host = HOST in names
-        self.device_uses = self._walk_back(_device_use)[1] if on_host else self.next_uses
+        self.device_uses = self._walk_back(over_ram=True)[1] if on_host else self.next_uses
         return self
 
     def operations(self) -> Iterator[Operation]:
@@ -215,45 +215,48 @@ class Program:
         written: set[Tile] = set()
         for entry in self.entries:
             for tile, how in zip(entry.tiles, entry.access, strict=True):
-                if not tile.persistent and how != WRITE and tile not in written:
+                if how != WRITE and tile not in written and not tile.persistent:
                     what = entry.kernel if isinstance(entry, Operation) else type(entry).__name__.lower()
                     names = ", ".join(operand.name for operand in entry.tiles)
                     raise ValueError(
                         f"program {self.name}: {what}({names}) reads temporary {tile.name}, which no earlier entry "
                         "writes; add the operation that writes it first, or make the tile an input"
                     )
-            written.update(tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
+            written.update(entry.tiles)  # a tile that this entry only reads was written before
 
-    def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Tile, int], list[tuple[int, ...]]]:
+    def _walk_back(self, *, over_ram: bool) -> tuple[dict[Tile, int], list[tuple[int, ...]]]:
         """Return the first use of each persistent tile in the next run, and the next uses behind each entry of this one.
 
-        Walks backward twice, because the next use of a persistent tile may be in the next run.
+        over_ram: as the first device ranks tiles, see AT_HOST. Walks backward twice, because the next use of a persistent tile
+        may be in the next run.
         """
         length = len(self.entries)
         upcoming: dict[Tile, int] = {}
         for position in range(length - 1, -1, -1):
             entry = self.entries[position]
+            at_host = over_ram and entry.device != DEVICE
             for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if tile.persistent:
-                    upcoming[tile] = use(position + length, how, entry.device, upcoming.get(tile, NEVER))
+                    use = NEVER if how == WRITE else position + length
+                    upcoming[tile] = _use_at_host(use, how, upcoming.get(tile, NEVER)) if at_host else use
         first = dict(upcoming)
         backwards: list[tuple[int, ...]] = []
         for position in range(length - 1, -1, -1):
             entry = self.entries[position]
-            backwards.append(tuple(upcoming.get(tile, NEVER) for tile in entry.tiles))
+            at_host = over_ram and entry.device != DEVICE
+            backwards.append(tuple([upcoming.get(tile, NEVER) for tile in entry.tiles]))
             for tile, how in zip(entry.tiles, entry.access, strict=True):
-                upcoming[tile] = use(position, how, entry.device, upcoming.get(tile, NEVER))
+                use = NEVER if how == WRITE else position
+                upcoming[tile] = _use_at_host(use, how, upcoming.get(tile, NEVER)) if at_host else use
         return first, backwards[::-1]
 
 
-def _use(position: int, how: str, device: str, later: int) -> int:
-    """Return an operand's next use, seen from before `position`. later: its next use seen from behind `position`."""
-    return NEVER if how == WRITE else position
+def _use_at_host(use: int, how: str, later: int) -> int:
+    """Return the next use of an operand of the host as the first device, over RAM, ranks it (see AT_HOST).
 
-
-def _device_use(position: int, how: str, device: str, later: int) -> int:
-    """Return an operand's next use as the first device, over RAM, ranks it (see AT_HOST). Arguments as for `_use`."""
-    if how == WRITE or device == DEVICE:
-        return _use(position, how, device, later)
+    use, later: the operand's next use seen from before the host's entry, and from behind it.
+    """
+    if how == WRITE:
+        return use
     # A tile that the host only reads may stay on the device for its next use there.
-    return later if how == READ and later < AT_HOST else AT_HOST + position
+    return later if how == READ and later < AT_HOST else AT_HOST + use
