@@ -1,4 +1,7 @@
-"""`make docs`: the site builds without a warning and without the network, and is whole."""
+"""`make docs`: the site builds without a warning and without the network, and is whole.
+
+`make laws` runs these tests, because Sphinx takes long, and `make docs` finds most mistakes on a page alone.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, ROOT, SITE
+
+pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(scope="module")
