@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from asynctile.layers.config import Config
@@ -22,6 +23,7 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import parts_of, record_parts
 from asynctile.layers.tiling import Tiling
+from asynctile.program.grain import Grain
 from asynctile.program.needs import lives
 from asynctile.program.program import Program
 from asynctile.storage.demand import align
@@ -86,11 +88,11 @@ class Activations:
 
     def __init__(self, kind: str, config: Config, tiling: Tiling, rows: Rows, precision: str = "fp32") -> None:
         self.parts = parts_of(config)
-        one_block = Parameters(replace(config, n_layer=1), tiling, precision)
-        program, begins = record_parts(kind, one_block, rows)
-        self._again = _stretches(program, begins)
-        self._kept = _stretches(*record_parts(kind, one_block, rows, kept=parts_of(one_block.config)))
-        self._inputs = sizes_of(program.inputs.values())
+        batch = rows.batch, rows.length, rows.micro_batches, rows.replicas
+        passes = len(rows.passes) // rows.replicas
+        self._inputs, self._again, self._kept = _of_one_block(
+            kind, replace(config, n_layer=1), tiling.tile, tiling.grain, batch, passes, precision
+        )
 
     def counts(self, kept: int) -> Counter[int]:
         """Return how many temporaries and inputs of each size are alive at once if `kept` parts keep their activations."""
@@ -131,6 +133,21 @@ def all_held(activations: Activations, standing: Counter[int], rooms: Sequence[R
 def sizes_of(tiles: Iterable[Tile]) -> Counter[int]:
     """Return how many tiles there are of each size (aligned bytes -> count)."""
     return Counter(align(tile.nbytes) for tile in tiles)
+
+
+@lru_cache(maxsize=64)
+def _of_one_block(
+    kind: str, config: Config, tile: int, grain: Grain, batch: tuple[int, int, int, int], passes: int, precision: str
+) -> tuple[Counter[int], list[Stretch], list[Stretch]]:
+    """Return the sizes of the inputs of a one-block program, and its stretches without and with kept activations.
+
+    batch: as the arguments of `Tiling.rows`. Cached, because a plan and its run ask for the same, and so do several models.
+    """
+    tiling = Tiling(config, tile, grain)
+    rows, parameters = tiling.rows(*batch).in_passes(passes), Parameters(config, tiling, precision)
+    program, begins = record_parts(kind, parameters, rows)
+    kept = _stretches(*record_parts(kind, parameters, rows, kept=parts_of(config)))
+    return sizes_of(program.inputs.values()), _stretches(program, begins), kept
 
 
 def _stretches(program: Program, begins: Sequence[int]) -> list[Stretch]:

@@ -161,7 +161,7 @@ def _training(state: dict[str, Any]) -> Training:
 
 def _arithmetic(model: ModelState) -> dict[str, Any]:
     """Return the device's settings that bits depend on: the precision, and how many times as tall as wide row tiles are."""
-    return {"precision": model.runtime.life.precision, "tall": model.tiling.tall}
+    return {"precision": model.runtime.life.precision, "tall": model.tiling.grain.tall}
 
 
 def _tiles(model: ModelState) -> Iterator[Tile]:

@@ -33,7 +33,7 @@ MOST_EDGE = 1 << 24
 
 
 class Tiling:
-    """The axes of a model by name, cut by one edge, and batches cut into row tiles of `tall` times as many rows.
+    """The axes of a model by name, cut by one edge, and batches cut into row tiles of `grain.tall` times as many rows.
 
     model: the columns of the residual stream. ValueError for a model of more than MOST_TILES tiles, before any axis is cut.
     """
@@ -43,7 +43,7 @@ class Tiling:
         self.tile = default_tile(config, grain) if tile is None else check_tile(tile)
         #: the number of weight tiles
         self.count = check_count(config, self.tile, grain.pitch)
-        self.tall = grain.tall
+        self.grain = grain
         self._splits = {name: axis.split(self.tile, grain.pitch) for name, axis in config.axes.items()}
         self.model = self[MODEL]
         #: the last request and its result, because a training asks for the same rows at every step
@@ -82,7 +82,7 @@ class Tiling:
     @property
     def row_tokens(self) -> int:
         """The most rows, which are tokens, of a row tile."""
-        return self.tall * self.tile
+        return self.grain.tall * self.tile
 
 
 def check_tile(tile: int) -> int:
