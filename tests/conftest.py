@@ -28,6 +28,9 @@ from tests.transitions import Transitions
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+# Rarer than Python's own choice: a recorded step is many objects and no garbage. Tests of leaks collect by themselves.
+gc.set_threshold(20_000, 20, 100)
+
 # A shell starts background programs with Ctrl-C ignored, and nohup starts them with hang-ups ignored. Every program that the
 # tests stop by these signals would inherit that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
