@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
+from tests.laws import law
 from tests.layers.replaying import DEEP, assert_same, by_coroutines, place_of, trained
 
 #: Further options of the engine, and options of a trainer, each at one place: pairs rather than the product.
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("all there", {"device_memory": None, "host_memory": None}, {}),
+CASES: list[Any] = [
+    law("all there", {"device_memory": None, "host_memory": None}, {}),
     ("all there", {"precision": "bf16"}, {"clip_norm": 0.3, "recompute": False}),
-    ("under a cap", {}, {"clip_norm": 0.3, "recompute": True}),
+    law("under a cap", {}, {"clip_norm": 0.3, "recompute": True}),
     ("under a cap", {"precision": "bf16"}, {"update": "mixed", "micro_batches": 2}),
     ("under a cap", {"prefetch": 1}, {"update": "host", "clip_norm": 0.3}),
     ("near the floor", {}, {}),
-    ("near the floor", {"precision": "bf16", "device_memory": 27 << 10}, {"clip_norm": 0.3, "update": "mixed"}),
+    law("near the floor", {"precision": "bf16", "device_memory": 27 << 10}, {"clip_norm": 0.3, "update": "mixed"}),
     ("over a file", {}, {"recompute": False}),
-    ("over a file", {"precision": "bf16"}, {"update": "mixed", "clip_norm": 0.3, "micro_batches": 2}),
+    law("over a file", {"precision": "bf16"}, {"update": "mixed", "clip_norm": 0.3, "micro_batches": 2}),
 ]
 
 
