@@ -14,6 +14,7 @@ from asynctile.device.cuda import RESERVE_NBYTES
 from asynctile.layers import GPT2Config
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
+from tests.laws import law
 
 GIB = 1 << 30
 DEVICE, RAM = 139 * GIB - RESERVE_NBYTES, 128 * GIB
@@ -24,7 +25,7 @@ def options(bench: Any, part: str, rehearsed: bool = False) -> argparse.Namespac
     return argparse.Namespace(device="soft" if rehearsed else "cuda:0", precision="bf16", **full | (small if rehearsed else {}))
 
 
-@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest", "two"])
+@pytest.mark.parametrize("part", ["smoke", "memory", "two", *map(law, ["replay", "capped", "depth", "largest"])])
 def test_every_row_can_begin(bench: Any, part: str) -> None:
     chosen = options(bench, part)
     rows = list(bench("gpu_rows").rows(part, chosen, DEVICE, RAM))
