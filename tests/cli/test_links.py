@@ -16,6 +16,7 @@ import pytest
 from asynctile.cli import main
 from asynctile.cli.run_folder import RunFolder
 from tests.cli.conftest import Program
+from tests.laws import covering, law
 
 LINKED = [
     "run.json", "metrics.jsonl", "tokenizer.json", "sample.txt", "summary.json", "tokens", "tokens/tokens.bin",
@@ -58,7 +59,7 @@ def move_away(path: Path, far: Path) -> None:
     path.symlink_to(far / path.name)
 
 
-@pytest.mark.parametrize("name", LINKED)
+@pytest.mark.parametrize("name", [*LINKED[::2], *map(law, LINKED[1::2])])
 def test_a_link_inside_a_run_is_refused_before_any_work(program: Program, run: Path, tmp_path: Path, name: str) -> None:
     move_away(run / name, tmp_path / "far")
     before = everything(tmp_path)
@@ -73,8 +74,7 @@ ELSE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ELSE)
-@pytest.mark.parametrize("kind", ["pipe", "other"])
+@pytest.mark.parametrize(("name", "kind"), covering(ELSE, ["pipe", "other"]))
 def test_a_file_of_another_kind_is_refused_before_any_work(
     program: Program, run: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
