@@ -60,7 +60,7 @@ async def floor_of(**options: Any) -> int:
 
 
 @pytest.mark.parametrize(("share", "prefetch"), [
-    ("floor", 0), (0.6, 8), (1.0, 2), (1.5, 0),
+    ("floor", 0), (0.6, 8), law(1.0, 2), (1.5, 0),
     *(law(share, prefetch) for share, prefetches in (("floor", (2, 8)), (0.6, (0, 2)), (1.0, (0, 8)), (1.5, (2, 8)))
       for prefetch in prefetches),
 ])  # fmt: skip
@@ -70,7 +70,7 @@ async def test_no_budget_on_cpu_changes_a_bit(share: str | float, prefetch: int,
 
 
 @pytest.mark.parametrize(("device_share", "host_share", "prefetch"), [
-    (0.2, 0.0, 2), (0.2, 0.3, 8), (0.5, 0.2, 2), (0.2, 1.0, 0), (3.0, 0.0, 8),
+    (0.2, 0.0, 2), (0.2, 0.3, 8), law(0.5, 0.2, 2), (0.2, 1.0, 0), (3.0, 0.0, 8),
     *(law(device, host, prefetch) for device, host, prefetches in (
         (0.2, 0.0, (0, 8)), (0.2, 0.3, (0, 2)), (0.5, 0.2, (0, 8)), (0.2, 1.0, (2, 8)), (3.0, 0.0, (0, 2)),
     ) for prefetch in prefetches),
