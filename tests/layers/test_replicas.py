@@ -93,13 +93,15 @@ def alone_and_added(model: Model, shape: Shape, replicas: int, kept: int) -> Ten
     return added
 
 
+CUTS = [("cut", 2, 2), ("grouped", 4, 2), ("tiles of one", 4, 1), ("cut", 4, 1), ("cut", 8, 1), ("grouped", 2, 4)]
+
+
 @pytest.mark.parametrize("kernels", [VERBS, KERNELS], ids=["numpy", "cpu"])
-@pytest.mark.parametrize(("name", "replicas", "micro_batches"), [
-    ("cut", 2, 2), ("cut", 4, 1), law("cut", 8, 1), law("grouped", 2, 4), ("grouped", 4, 2), ("tiles of one", 4, 1),
-])  # fmt: skip
+@pytest.mark.parametrize("cut", [*CUTS[:2], *map(law, CUTS[2:])], ids=str)
 def test_a_partial_is_the_gradient_of_its_rows_alone_and_their_tree_is_the_gradient(
-    kernels: Mapping[str, Callable[..., Any]], name: str, replicas: int, micro_batches: int
+    kernels: Mapping[str, Callable[..., Any]], cut: tuple[str, int, int]
 ) -> None:
+    name, replicas, micro_batches = cut
     shape = replace(SHAPED[name], micro_batches=micro_batches)
     model = model_of(shape, kernels=kernels)
     for kept in (0, parts_of(shape.config)):
@@ -186,8 +188,7 @@ def recorded(shape: Shape, kind: str, replicas: int, **more: Any) -> tuple[Param
     return parameters, record(kind, parameters, rows, **more)
 
 
-@pytest.mark.parametrize("kept", [0, 3])
-@pytest.mark.parametrize("kind", TRAINING)
+@pytest.mark.parametrize(("kind", "kept"), covering(TRAINING, [0, 3]))
 def test_at_most_one_partial_more_than_the_tree_is_deep_is_alive_for_any_tile(kind: str, kept: int) -> None:
     """The two ends of wte make a tree that is deeper by one."""
     for replicas in (2, 4, 8):
@@ -223,8 +224,7 @@ def test_the_host_hears_the_same_numbers_in_the_same_order_from_any_replicas() -
     assert numbers[0] == numbers[1] == numbers[2]
 
 
-@pytest.mark.parametrize("kind", TRAINING)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("kind", "precision"), covering(TRAINING, ["fp32", "bf16"]))
 def test_replicas_do_not_raise_the_floor(kind: str, precision: str) -> None:
     """An addition holds two tiles, and other operations hold more."""
     parameters = Parameters(CUT.config, Tiling(CUT.config, CUT.tile), precision)
