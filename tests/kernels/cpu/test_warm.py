@@ -62,13 +62,15 @@ def test_every_kernel_has_a_second_version_in_numpy():
 
 def test_a_child_compiles_missing_kernels_and_later_processes_load_them(tmp_path):
     (tmp_path / "numba.py").write_text("raise RuntimeError('a file that happens to lie here was run')")
-    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
+    folders = {"NUMBA_CACHE_DIR": str(tmp_path / "named"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = os.environ | folders | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-P", "-c", PROCESS]
     told = [
         subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
         for _ in range(2)
     ]
     assert told == ["[('fill', 0, 2), ('copy', 1, 2)] 0", "[] 0"]
+    assert list((tmp_path / "named").rglob("*.nbi")) and not list((tmp_path / "cache").rglob("*.nbi")), "where it was named"
 
 
 def test_a_loop_of_another_module_is_compiled_apart_and_kept_like_a_kernel(tmp_path):
@@ -100,14 +102,15 @@ def environments(tmp_path):
         (tmp_path / name / "asynctile/kernels/cpu/jit.py").touch()  # another modification time
     without = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
 
-    def ask(name, **more):
-        environment = without | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / name)} | more
+    def ask(name):
+        environment = without | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / name)}
         command = [sys.executable, "-P", "-c", PROCESS]
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
     return ask
 
 
+@pytest.mark.laws
 def test_another_environment_with_the_same_sources_has_nothing_to_compile(environments, tmp_path):
     compiled = "[('fill', 0, 2), ('copy', 1, 2)] 0"
     assert [environments("one"), environments("two")] == [compiled, "[] 0"]
