@@ -134,7 +134,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Tile], int]:
     return program.finish(), tiles, draw(st.integers(max(needed, 1), sum(tile.nbytes for tile in tiles)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(programs())
 def test_no_repeating_schedule_of_a_tiny_program_moves_fewer_bytes(bench: Any, made: Any) -> None:
     program, tiles, cap = made
@@ -145,7 +145,7 @@ def test_no_repeating_schedule_of_a_tiny_program_moves_fewer_bytes(bench: Any, m
         assert least.downloaded_nbytes <= down
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(programs(), st.integers(1, 2))
 def test_some_schedule_of_a_tiny_program_loads_no_more_bytes(bench: Any, made: Any, steps: int) -> None:
     """The schedule runs steps in a row, and its first and last state cost nothing."""

@@ -112,7 +112,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 32), devices=st.integers(1, 3))
 def test_every_entry_is_enqueued_once_and_after_all_that_it_names(kind: str, seed: int, devices: int) -> None:
     schedule = drawn(seed, kind)
@@ -203,7 +203,7 @@ async def test_entries_that_depend_on_a_refused_one_get_its_error_and_the_rest_r
     assert len(lost) > 1 and (np.delete(device.issuer.statuses, [*lost]) == OK).all()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 32))
 def test_an_entry_that_is_given_up_is_over_only_after_all_that_it_names(seed: int) -> None:
     """An entry behind it names it alone, and may take the bytes that the entries before it still use."""

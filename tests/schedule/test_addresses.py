@@ -201,7 +201,7 @@ class Bytes(RuleBasedStateMachine):
 
 
 TestBytes = Bytes.TestCase
-TestBytes.settings = settings(max_examples=60, stateful_step_count=30)
+TestBytes.settings = settings(max_examples=25, stateful_step_count=30)
 
 
 def standing(nbytes: int, sizes: list[int], at: dict[int, int], home: dict[int, int] | None = None) -> Addresses:

@@ -21,7 +21,7 @@ from tests.schedule.test_decide import SEEDS, drawn, pages, step, three_tiers
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(seed=SEEDS, over_file=st.booleans())
 def test_from_any_start_entries_find_their_bytes_and_tiles_end_at_the_seam(kind: str, seed: int, over_file: bool) -> None:
     program, space, chance = drawn(seed, kind)
@@ -32,7 +32,7 @@ def test_from_any_start_entries_find_their_bytes_and_tiles_end_at_the_seam(kind:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "+" in kind])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_a_cap_at_the_floor_works_from_every_start(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)

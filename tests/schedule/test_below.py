@@ -69,7 +69,7 @@ def told(packing: Packing) -> Iterator[list[Told]]:
                 changed.discard(tile)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_ram_is_used_in_the_order_of_the_moves(seed: int) -> None:
     packing = drawn(seed)
@@ -82,7 +82,7 @@ def test_ram_is_used_in_the_order_of_the_moves(seed: int) -> None:
     assert uses_below(packing, inputs_stand=False).inputs == []
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_persistent_tile_is_dead_in_ram_exactly_while_it_is_above_to_be_changed(seed: int) -> None:
     packing = drawn(seed)
@@ -102,7 +102,7 @@ def test_a_persistent_tile_is_dead_in_ram_exactly_while_it_is_above_to_be_change
             assert (tile in dying[index]) == is_above, f"{tile.name} at {index}, {way}, then {then}"
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_temporaries_and_inputs_die_in_ram_with_their_last_need_but_not_when_the_host_writes(seed: int) -> None:
     packing = drawn(seed)
@@ -117,7 +117,7 @@ def test_temporaries_and_inputs_die_in_ram_with_their_last_need_but_not_when_the
             assert (tile in dying) == (then == WRITE and way != "given")
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_bytes_are_needed_again_at_their_next_read_in_ram(seed: int) -> None:
     packing = drawn(seed)

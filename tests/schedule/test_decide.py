@@ -40,7 +40,7 @@ def check_decided(schedule: Schedule | None, program: Program, space: Space, cha
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_are_true(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
@@ -48,7 +48,7 @@ def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_ar
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_the_law_holds_for_any_valid_packing(kind: str, seed: int) -> None:
     """Tiles are loaded, evicted and moved at random, where a good packing would leave them alone."""

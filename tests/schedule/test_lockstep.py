@@ -19,7 +19,7 @@ def is_load(entry: Scheduled) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1 << 32))
 def test_each_load_comes_after_all_earlier_work_and_all_work_after_earlier_loads(kind: str, seed: int) -> None:
     chance = random.Random(seed)

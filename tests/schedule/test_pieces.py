@@ -196,13 +196,13 @@ def test_the_waits_between_asides_are_those_of_the_schedule(schedule: Schedule) 
         assert aside.after == tuple(one for one in entry.after if is_aside(schedule.entries[one]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(schedules(sizes=(1,)))
 def test_pieces_of_a_short_step_are_as_few_as_asides_allow(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) == fewest(schedule)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(schedules())
 def test_pieces_of_a_long_step_are_not_many_more(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) <= fewest(schedule) + 2 * PARTS

@@ -28,7 +28,7 @@ def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_on_several_devices_entries_find_their_bytes_in_any_order_that_edges_allow(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
@@ -36,7 +36,7 @@ def test_on_several_devices_entries_find_their_bytes_in_any_order_that_edges_all
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_on_several_devices_a_step_from_any_start_ends_at_the_seam(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)

@@ -110,7 +110,7 @@ def test_no_party_that_always_wants_a_turn_is_ahead_by_more_than_a_quantum(weigh
     machine.run(1, check)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(workers(st.booleans()), min_size=1, max_size=5))
 def test_the_device_idles_only_for_work_that_an_interactive_party_holds_back(given):
     machine = Machine(*given)
@@ -124,7 +124,7 @@ def test_the_device_idles_only_for_work_that_an_interactive_party_holds_back(giv
     machine.run(0.6, check)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(workers(st.booleans()), min_size=2, max_size=5))
 def test_no_party_waits_for_long(given):
     machine = Machine(*given)
@@ -134,7 +134,7 @@ def test_no_party_waits_for_long(given):
     assert max(worker.longest for worker in given) <= bound
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(workers(st.just(False)), min_size=1, max_size=4), st.floats(0.05, 0.3))
 def test_an_interactive_party_gets_everything_when_it_begins_unless_its_weight_is_spent(given, before):
     machine = Machine(*given)
