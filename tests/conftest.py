@@ -24,8 +24,8 @@ from tests.cuda.node import SoftNode, opener
 from tests.time_limit import not_counted
 from tests.transitions import Transitions
 
-# No test depends on how fast the machine is.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No test depends on how fast the machine is. Each session draws other examples, so few are enough.
+settings.register_profile("tests", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 # Rarer than Python's own choice: a recorded step is many objects and no garbage. Tests of leaks collect by themselves.
