@@ -14,7 +14,7 @@ from asynctile.layers.report import StepReport
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.inside_engine import watch
-from tests.laws import law
+from tests.laws import covering, law
 from tests.layers.shapes import Shape
 from tests.layers.training import LONE, NARROW, Tensors, assert_same_tensors, lively, moments_of
 from tests.settle import HANG_S
@@ -72,10 +72,7 @@ async def undisturbed(case: str, folder: Path) -> Tensors:
 
 
 #: Those of RAM and a file alone, of a device above them, and of every option.
-FEW = [
-    "cpu, kept", "cpu, inputs in the file", "emulated over a file", "emulated, one slot of each size in RAM",
-    "emulated, most on the device", "emulated, clipped, updated in RAM",
-]  # fmt: skip
+FEW = ["cpu, kept", "emulated, one slot of each size in RAM", "emulated, clipped, updated in RAM"]
 
 
 @pytest.mark.parametrize("case", [*FEW, *(law(case) for case in OVER_A_FILE if case not in FEW)])
@@ -120,8 +117,7 @@ async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_pa
         assert_same_tensors(await states_of(trainer), expected)
 
 
-@pytest.mark.parametrize("case", ON_EACH)
-@pytest.mark.parametrize("after", [3, 120])
+@pytest.mark.parametrize(("case", "after"), covering(ON_EACH, [3, 120]))
 async def test_bytes_lost_by_the_disk_in_a_played_step_leave_the_model_torn_or_unchanged(
     case: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
