@@ -71,7 +71,7 @@ async def test_no_cap_changes_a_bit_of_replicas(share: str | float, clip_norm: f
 @pytest.mark.parametrize(("device", "caps", "options"), [
     ("cpu", {"host_memory": 1.2}, {}),
     ("emulated", {"device_memory": 0.3, "host_memory": 0.6}, {"clip_norm": 0.1, "prepare": by_coroutines}),
-    ("emulated", {"device_memory": 0.3, "host_memory": 1.2}, {"update": "host", "recompute": False}),
+    law("emulated", {"device_memory": 0.3, "host_memory": 1.2}, {"update": "host", "recompute": False}),
     law("cpu", {"host_memory": 1.2}, {"clip_norm": 0.1, "prepare": by_coroutines}),
     law("emulated", {"device_memory": 0.3, "host_memory": 0.6}, {}),
     law("emulated", {"device_memory": 0.3, "host_memory": 1.2}, {"clip_norm": 0.1, "update": "host"}),
@@ -154,7 +154,7 @@ async def test_a_trainer_may_change_its_replicas_between_steps_of_a_model() -> N
 
 
 @pytest.mark.parametrize(("share", "options"), [
-    (0.15, {}), (0.4, {"clip_norm": 0.1}), (3.0, {}), law(0.4, {}), law(0.4, {"recompute": False}),
+    (0.15, {}), (0.4, {"clip_norm": 0.1}), law(3.0, {}), law(0.4, {}), law(0.4, {"recompute": False}),
     law(0.15, {"clip_norm": 0.1}),
 ])  # fmt: skip
 async def test_every_played_step_of_replicas_moves_the_planned_bytes(share: float, options: dict[str, Any]) -> None:
