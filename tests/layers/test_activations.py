@@ -16,6 +16,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
+from tests.laws import covering
 from tests.layers.shapes import SHAPES, Shape, shape
 
 KINDS = ("step", "step_clipped", "gradients")
@@ -30,7 +31,7 @@ def demand(parameters: Parameters, deep: Shape, kind: str, kept: int) -> Demand:
     return demand_of([record(kind, parameters, rows, kept=kept)], parameters.states())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None:
     """Models of one block foretell each size for deeper ones. Keeping never makes an operation hold more tiles at once."""
@@ -52,8 +53,7 @@ def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None
         assert expected.floor_nbytes <= demands[0].floor_nbytes
 
 
-@pytest.mark.parametrize("alignment", [64, 4096])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "alignment"), covering(KINDS, [64, 4096]))
 def test_as_many_parts_are_kept_as_fit_under_a_cap_and_not_one_more(kind: str, alignment: int) -> None:
     parameters = DEEP.parameters()
     rows = parameters.tiling.rows(DEEP.batch, DEEP.length, DEEP.micro_batches)
