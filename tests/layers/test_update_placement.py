@@ -67,7 +67,7 @@ async def check(update: str, **more: Any) -> Outcome:
 
 
 @pytest.mark.parametrize(("update", "share", "prefetch"), [
-    ("host", "floor", 2), ("host", 0.5, 8), ("auto", 0.25, 0), ("auto", None, 2),
+    ("host", "floor", 2), law("host", 0.5, 8), ("auto", 0.25, 0), law("auto", None, 2),
     law("host", "floor", 0), law("host", 0.25, 2), law("host", None, 2),
     law("host", 0.25, 0), law("auto", "floor", 0), law("auto", 0.25, 2), law("auto", "floor", 2), law("auto", 0.5, 8),
 ])  # fmt: skip
@@ -85,7 +85,7 @@ async def test_clipping_itself_is_equal_bit_for_bit_in_every_place() -> None:
 
 
 @pytest.mark.parametrize(("device_share", "host_share", "prefetch", "clip_norm"), [
-    (0.2, 0.2, 2, None), (0.2, 0.5, 0, 1e30), (0.5, 0.2, 8, None), (3.0, 0.25, 2, 1e30),
+    (0.2, 0.2, 2, None), law(0.2, 0.5, 0, 1e30), law(0.5, 0.2, 8, None), (3.0, 0.25, 2, 1e30),
     law(0.2, 0.2, 2, 1e30), law(0.2, 0.5, 0, None), law(0.5, 0.2, 8, 1e30), law(3.0, 0.25, 2, None),
 ])  # fmt: skip
 async def test_no_budget_of_three_tiers_changes_a_bit(
