@@ -18,6 +18,7 @@ from asynctile.cli.run_folder import RunFolder
 from asynctile.layers.tokenizer import Tokenizer, train_bpe
 from asynctile.storage.inside import Folder
 from tests.cli.conftest import Program
+from tests.laws import covering, law
 
 
 def refused(result: tuple[int, str, str], *words: str, command: str = "train") -> None:
@@ -251,7 +252,7 @@ def test_a_run_without_a_checkpoint_names_its_best_model_if_there_is_one(
     assert "or name" not in said[2]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "options": {}, "model": 3}'])
+@pytest.mark.parametrize("content", ["{", '{"format": 1, "options": {}, "model": 3}', *map(law, ["", "[]"])])
 def test_a_damaged_record_of_a_run_names_two_ways_to_train_on(
     train: Program, program: Program, tmp_path: Path, content: str
 ) -> None:
@@ -267,28 +268,29 @@ def test_a_damaged_record_of_a_run_names_two_ways_to_train_on(
     assert program("train", "--resume", "--out", run, "--steps", 7)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("cap", "words"),
-    [
-        ("--host-memory", ["--device", "cpu"]),
-        ("--host-memory", ["--device", "emulated", "--clip-norm", "1"]),
-        ("--host-memory", ["--device", "cpu", "--spill", "disk"]),
-        ("--device-memory", ["--device", "emulated"]),
-        ("--spill-limit", ["--device", "cpu", "--spill", "disk", "--host-memory", "320KiB"]),
-    ],
-)
-@pytest.mark.parametrize("resumes", [False, True])
+CAPPED = [
+    ("--host-memory", ["--device", "cpu"]),
+    ("--host-memory", ["--device", "emulated", "--clip-norm", "1"]),
+    ("--host-memory", ["--device", "cpu", "--spill", "disk"]),
+    ("--device-memory", ["--device", "emulated"]),
+    ("--spill-limit", ["--device", "cpu", "--spill", "disk", "--host-memory", "320KiB"]),
+]
+
+
+@pytest.mark.parametrize(("place", "resumes"), covering(CAPPED, [False, True]))
 def test_a_run_needs_no_more_than_the_first_refusal_of_a_cap_names(
-    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: str, words: list[str], resumes: bool
-) -> None:
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[str, list[str]],
+    resumes: bool,
+) -> None:  # fmt: skip
+    cap, words = place
     (tmp_path / "disk").mkdir()
     monkeypatch.chdir(tmp_path)
     if resumes:
         assert train("--out", "run", *words)[0] == 0
 
     def capped(nbytes: int) -> tuple[int, str, str]:
-        place = ("--out", "run", *words, cap, nbytes)
-        return program("train", "--resume", "--steps", 7, *place) if resumes else train(*place)
+        given = ("--out", "run", *words, cap, nbytes)
+        return program("train", "--resume", "--steps", 7, *given) if resumes else train(*given)
 
     refusal = capped(4096)
     refused(refusal, f"{cap} of 4.00 KiB is below the ")
