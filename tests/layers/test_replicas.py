@@ -143,7 +143,7 @@ def in_float64(model: Model, shape: Shape, replicas: int) -> Tensors:
     return found
 
 
-@pytest.mark.parametrize("name", ["cut", "grouped"])
+@pytest.mark.parametrize("name", ["cut", law("grouped")])
 def test_the_gradient_of_several_replicas_is_that_of_the_whole_batch(name: str) -> None:
     """In float64, to the rounding of float64; in the float32 of the CPU's kernels, to 1e-6."""
     shape = SHAPED[name]
@@ -169,7 +169,7 @@ def test_passes_and_kept_activations_change_no_bit(name: str, replicas: int) -> 
         assert_same_bits(found[1], expected)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [law(2), 4])
 def test_fused_and_two_phase_are_equal_and_report_the_norm_of_the_gradients(replicas: int) -> None:
     tokens, targets = CUT.batch_of_tokens()
     fused, clipped = model_of(CUT, kernels=KERNELS), model_of(CUT, kernels=KERNELS)
