@@ -109,7 +109,7 @@ async def test_the_engine_computes_what_the_interpreter_computes_for_replicas() 
         assert_same_tensors(await model.state_dict(), plain.state())
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("clip_norm", [law(None), 0.1])
 async def test_resumed_replicas_have_equal_bits(clip_norm: float | None, tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS, clip_norm=clip_norm)
