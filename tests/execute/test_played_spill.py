@@ -156,7 +156,7 @@ async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes
     deaf.answer.set()
 
 
-@pytest.mark.parametrize("case", ["cpu over a file", "emulated, one slot of each size in RAM", law("emulated over a file")])
+@pytest.mark.parametrize("case", ["emulated, one slot of each size in RAM", *map(law, ON_EACH)])
 async def test_work_between_played_steps_over_a_file_changes_no_bit_and_keeps_no_block(case: str, tmp_path: Path) -> None:
     found = []
     for plays in (False, True):
