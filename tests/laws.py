@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-#: A case that only `make laws` runs. `make test` covers every value of each parameter, but not every combination.
+#: A case that only `make laws` runs. `make test` tries each device, tier and mode, but neither all their values nor all pairs.
 law = partial(pytest.param, marks=pytest.mark.laws)
 
 
