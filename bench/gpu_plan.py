@@ -83,11 +83,12 @@ def row_of(plan: Plan, kernels_s: float, host_s: float, issue_s: float) -> tuple
     kernels_s: of the kernels on the GPU. host_s: of a replayed step. issue_s: of one operation of the first step.
     """
     inside_s = 2 * plan.copied_bytes / GPU.memory_per_s
-    bounds = {"link": plan.link_s or 0.0, "compute": kernels_s + inside_s, "host": host_s}
+    link_s = max(plan.uploaded_bytes, plan.downloaded_bytes) / GPU.link_per_s
+    bounds = {"link": link_s, "compute": kernels_s + inside_s, "host": host_s}
     bound = max(bounds, key=lambda what: bounds[what])
     moved = (nbytes / 1e9 for nbytes in (plan.uploaded_bytes, plan.downloaded_bytes, plan.copied_bytes))
     return (plan.tile, plan.passes, plan.operations, plan.copies, *moved, plan.updates_on_host / plan.updates,
-            plan.compute_s, *bounds.values(), bounds[bound], bound,
+            plan.flops / GPU.flops_per_s, *bounds.values(), bounds[bound], bound,
             max(*bounds.values(), plan.operations * issue_s))  # fmt: skip
 
 
