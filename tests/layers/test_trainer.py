@@ -25,7 +25,7 @@ from asynctile import DeviceError, Engine, TornModelError
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
-from tests.laws import covering
+from tests.laws import covering, law
 from tests.layers.shapes import SHAPES
 from tests.layers.training import (
     OPTIMIZER,
@@ -50,7 +50,11 @@ BATCHES = batches_of(SHORTER, 4)
 _uninterrupted: dict[Any, Tensors] = {}
 
 
-@pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
+#: A device where updates run on the host has every path of one where they do not, but an update.
+PLACES = [law(DEVICES[name], id=name) if name == "emulated" else pytest.param(DEVICES[name], id=name) for name in DEVICES]
+
+
+@pytest.fixture(params=PLACES)
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options of an engine; trainers on it place their updates by the same parameter."""
     engine_options, update = request.param
