@@ -21,6 +21,7 @@ from asynctile.layers.serving import Serving
 from asynctile.layers.versions import Versions
 from asynctile.runtime import Runtime
 from asynctile.schedule.allowance import Allowance
+from tests.laws import law
 from tests.layers.serving import PROMPTS, SHAPE, text
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, states_of
 from tests.settle import until
@@ -76,7 +77,7 @@ async def scene(place: str) -> AsyncIterator[tuple[Trainer, Server]]:
         assert (model_state_of(trainer.model).followers, model_state_of(trainer.model).readers) == ([], 0)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["cpu", "under a cap", law("emulated")])
 async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
     place: str, alone: tuple[list[list[list[int]]], Tensors]
 ) -> None:
