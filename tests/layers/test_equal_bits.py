@@ -54,7 +54,12 @@ async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -
     return found
 
 
-@pytest.fixture(params=LIGHT.values(), ids=LIGHT.keys())
+#: The shapes that are not the most ragged of their kind are laws.
+FEW = ["sequences cut, all ragged", "heads in uneven groups, narrow MLP", "a head wider than the tile"]
+EACH = [pytest.param(LIGHT[name], id=name) if name in FEW else law(LIGHT[name], id=name) for name in LIGHT]
+
+
+@pytest.fixture(params=EACH)
 def shape(request: pytest.FixtureRequest) -> Shape:
     return request.param
 
