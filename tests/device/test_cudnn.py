@@ -20,6 +20,7 @@ from tests.cuda.context import view
 from tests.cuda.cudnn import NotSupported
 from tests.cuda.driver import SoftDriver
 from tests.kernels import reference
+from tests.laws import law
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -165,7 +166,8 @@ def spoil(index, row):
 
 @pytest.mark.parametrize(
     ("kind", "index", "row"),
-    [("attend", 3, -1), ("attend", 4, 0), ("attend_backward", 6, -1), ("attend_backward", 7, 0), ("attend_backward", 8, 5)],
+    [("attend", 3, -1), ("attend_backward", 8, 5),
+     law("attend", 4, 0), law("attend_backward", 6, -1), law("attend_backward", 7, 0)],
 )
 def test_the_trial_finds_one_element_that_is_not_written(driver, cudnn, kind, index, row):
     found = wrong_attention(Changed(driver, cudnn, spoil(index, row), kind), driver, driver.stream)
