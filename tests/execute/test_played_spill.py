@@ -103,7 +103,7 @@ async def test_renewed_inputs_without_room_in_ram_are_written_nowhere(tmp_path: 
 ON_EACH = ["cpu over a file", "emulated over a file"]
 
 
-@pytest.mark.parametrize("kind", sorted(SURVIVED))
+@pytest.mark.parametrize("kind", [*sorted(SURVIVED)[::2], *map(law, sorted(SURVIVED)[1::2])])
 async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_path: Path) -> None:
     expected = await undisturbed("cpu over a file", tmp_path)
     faults = Faults(seed=3)
