@@ -37,7 +37,7 @@ def test_every_row_can_begin(bench: Any, part: str) -> None:
         assert row.cap is not None or everything <= DEVICE, f"{part}: {name} does not fit on the GPU"
 
 
-@pytest.mark.parametrize("part", ["smoke", "replay", "memory", "capped", "depth", "largest", "two"])
+@pytest.mark.parametrize("part", ["smoke", "memory", "two", *map(law, ["replay", "capped", "depth", "largest"])])
 def test_every_row_of_a_rehearsal_can_begin(bench: Any, part: str) -> None:
     for name, row in bench("gpu_rows").rows(part, options(bench, part, rehearsed=True), 4 << 20, 64 << 20):
         assert row.needs("cuda:0", "bf16")[0] <= (row.cap or 4 << 30), f"{part}: {name}"
