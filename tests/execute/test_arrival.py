@@ -18,6 +18,7 @@ from asynctile.share import runtime_of
 from tests.execute.interleaving import BATCHES, PLACES, SHORT, played, training
 from tests.execute.traps import set_trap
 from tests.inside_engine import schedule_of
+from tests.laws import covering
 from tests.layers.training import Tensors, assert_same_tensors, states_of
 
 UNDER_A_CAP = PLACES["under a cap"]
@@ -72,8 +73,9 @@ async def undisturbed() -> Tensors:
     return _undisturbed[0]
 
 
-@pytest.mark.parametrize("disk", [False, True], ids=["device over RAM", "device over RAM over a disk"])
-@pytest.mark.parametrize("happens", BETWEEN.values(), ids=BETWEEN.keys())
+@pytest.mark.parametrize(
+    ("happens", "disk"), covering(BETWEEN, {"device over RAM over a disk": True, "device over RAM": False})
+)
 async def test_steps_with_other_work_between_have_the_same_bits_and_are_played(
     happens: Callable[[Engine, Trainer, Path], Awaitable[None]], disk: bool, tmp_path: Path
 ) -> None:
