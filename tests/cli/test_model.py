@@ -17,6 +17,7 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from tests.cli.conftest import Program
 from tests.cli.test_interrupt import results
 from tests.cli.test_train import weights
+from tests.laws import law
 
 
 async def trainer_of(options: Options) -> Trainer:
@@ -65,11 +66,11 @@ def test_the_length_of_a_schedule_stays_and_steps_beyond_it_have_its_last_rate(
 
 
 @pytest.mark.parametrize(("words", "said", "expected"), [
-    ("--schedule constant", "schedule constant (was linear)", [1, 1, 1, 1]),
+    law("--schedule constant", "schedule constant (was linear)", [1, 1, 1, 1]),
     ("--warmup 6 --lr 3 --min-lr 1", "lr 3 (was 1), warmup 6 (was 0), min-lr 1 (was 0.1)", [2.5, 3, 2, 1]),
     ("--lr 2 --steps 10", "lr 2 (was 1), min-lr 0.2 (was 0.1), decay-steps 10 (was 8)",
      [2 - 1.8 * n / 10 for n in range(5, 11)]),
-    ("--steps 10 --decay-steps 10", "decay-steps 10 (was 8)", [1 - 0.9 * n / 10 for n in range(5, 11)]),
+    law("--steps 10 --decay-steps 10", "decay-steps 10 (was 8)", [1 - 0.9 * n / 10 for n in range(5, 11)]),
     ("--steps 10", "", [1 - 0.9 * n / 8 for n in range(5, 9)] + [0.1, 0.1]),
 ])  # fmt: skip
 def test_new_rates_count_from_the_next_step_and_are_told_in_a_line(
