@@ -7,29 +7,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.config import Config
 from asynctile.layers.machine import Machine
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.measure.calls import call_of, calls_on_all_cores_s
 
-#: Columns of a head, as in the published models.
-HEAD = 64
 #: Calls take their operands in turn from so many bytes on each core: more than its own caches hold.
 APART = 16 << 20
 
 
-def verbs_at(edge: int) -> dict[str, float]:
-    """Return the rate of each kernel on all cores together, at tiles of `edge`.
+def verbs_at(edge: int, config: Config) -> dict[str, float]:
+    """Return the rate of each kernel on all cores together, at tiles of `edge`, as a model of this shape calls them.
 
     In FLOP/s if it multiplies matrices, else in bytes of its operands a second.
     """
     machine = Machine(device="cpu")
-    config = GPT2Config(n_layer=1, n_head=edge // HEAD, n_embd=edge, block_size=edge, vocab_size=2 * edge)
     tiling = Tiling(config, edge, machine.grain)
     parameters = Parameters(config, tiling, machine.precision)
-    program = record("step", parameters, tiling.rows(2, edge, 1, 1), kept=0)
+    program = record("step", parameters, tiling.rows(2, config.block_size), kept=0)
     operations = list(program.operations())
     seconds = calls_on_all_cores_s(operations, APART)
     spent: dict[str, float] = defaultdict(float)

@@ -19,7 +19,6 @@ WRITERS = {
     "asynctile.storage.folder": "the parents of a folder that a caller names",
     "asynctile.storage.tensors": "a file that a caller names, new and then renamed",
     "asynctile.storage.documents": "in a folder held open",
-    "asynctile.storage.cache": "in a folder held open, beside the machine code of kernels",
     "asynctile.storage.private": "folders in the user's cache, for its user alone",
     "asynctile.storage.container": "the spill file of a folder that a caller names",
     "asynctile.layers.tokens": "a folder that a caller names",

@@ -16,6 +16,7 @@ import psutil
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.cli.terminal import complain
 from asynctile.errors import AsynctileError
+from asynctile.layers import GPT2Config
 from asynctile.layers.verbs import verbs_at
 from asynctile.measure.cores import measure_cores
 from asynctile.measure.known import processor
@@ -26,6 +27,8 @@ __all__ = ["measured"]
 
 #: Edges of tiles at which kernels are measured: those of small and of large models on cores.
 EDGES = (128, 512)
+#: Columns of a head.
+HEAD = 64
 #: Bytes of one transfer, and how many are written and read.
 BLOCK_NBYTES, BLOCKS = 1 << 20, 256
 
@@ -65,8 +68,13 @@ def measured() -> str:
     ]
     for edge in EDGES:
         complain(f"asynctile info: measuring every kernel at tiles of {edge} ...")
-        lines += ["", f"[verbs.{edge}]", *(f"{verb} = {rate:.3e}" for verb, rate in verbs_at(edge).items())]
+        lines += ["", f"[verbs.{edge}]", *(f"{verb} = {rate:.3e}" for verb, rate in verbs_at(edge, _shape(edge)).items())]
     return "\n".join(lines) + "\n"
+
+
+def _shape(edge: int) -> GPT2Config:
+    """Return a model whose tiles are whole ones of `edge`, with heads as wide as those of the published models."""
+    return GPT2Config(n_layer=1, n_head=edge // HEAD, n_embd=edge, block_size=edge, vocab_size=2 * edge)
 
 
 def _disk_per_s() -> float:
