@@ -2,6 +2,9 @@
 
 A product that is split among threads is summed in another order, which changes bits. Two engines that open and close in turn
 must not give each other more threads, so the first engine sets the limit and the last one undoes it.
+
+threadpoolctl lets one thread at a time set limits, the first one that does, and ignores all others without a word. Engines open
+and close in threads of a pool, beside programs that have set limits of their own, so each call here takes control first.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import os
 import threading
 from typing import Any
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import OpenBLASController, threadpool_limits
 
 _lock = threading.Lock()
 _holders = 0
@@ -22,6 +25,7 @@ def hold_one_thread() -> None:
     global _holders, _limits
     with _lock:
         if _limits is None:
+            _take_control()
             _limits = threadpool_limits(1, user_api="blas")
         _holders += 1
 
@@ -32,8 +36,14 @@ def let_go() -> None:
     with _lock:
         _holders -= 1
         if _holders == 0:
+            _take_control()
             _limits.restore_original_limits()
             _limits = None
+
+
+def _take_control() -> None:
+    """Make limits that this thread sets count."""
+    OpenBLASController.clear_controlling_thread(force=True)
 
 
 def holders() -> int:
