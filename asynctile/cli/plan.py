@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +25,7 @@ from asynctile.cli.options import Options
 from asynctile.cli.placement import machine_of, warn_of_excess, work_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import existing_run, recorded_rates
+from asynctile.cli.search import faster
 from asynctile.cli.terminal import complain, print_rows, say
 from asynctile.cli.verdict import Verdict, placed_on
 from asynctile.errors import AsynctileError, BudgetError
@@ -37,8 +39,12 @@ from asynctile.storage.counts import counted
 
 __all__ = ["run"]
 
+#: Is told what is being worked out.
+Stage = Callable[[str], object]
 #: Options of `plan` alone.
-_OWN = ("resume", "gflops", "machine", "json")
+_OWN = ("resume", "gflops", "machine", "json", "search")
+#: So many times the RAM of a plan may other settings take on this machine: other tiles are padded differently.
+MORE_RAM = 1.1
 #: Seconds before stderr shows what is being worked out.
 SILENT_S = 1.0
 
@@ -60,7 +66,14 @@ def run(given: dict[str, Any]) -> int:
     shape = choose_shape(options, expected_vocab_size(options))
     with _Stages() as stages, _without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
-        verdict = _verdict(options, there, partial(_plan, shape, rates=rates, gemm_rate=gemm_rate, stages=stages))
+        verdict = _verdict(options, there, partial(_plan, shape, rates=rates, gemm_rate=gemm_rate, stage=stages.begin))
+        if "search" in given and not verdict.missing:
+            until = time.monotonic() + given["search"]
+            stages.begin("searching for faster settings")
+            quietly = partial(_plan, shape, there=there, rates=rates, gemm_rate=gemm_rate, stage=lambda text: None)
+            most_ram = round(MORE_RAM * verdict.plan.host_bytes) if there is None else there.ram
+            verdict = replace(verdict, searched=True, found=faster(
+                verdict.options, verdict.plan, quietly, lambda: time.monotonic() > until, most_ram))  # fmt: skip
     if given.get("json"):
         say(json.dumps(verdict.as_dict(), indent=2) + "\n")
     else:
@@ -74,7 +87,7 @@ def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, 
     ways = [options] if there is None else list(placed_on(options, there))
     for way in ways:
         try:
-            verdict = Verdict(plan(way, there), there, options.steps, way.spill is not None)
+            verdict = Verdict(plan(way, there), way, there)
         except BudgetError:
             if way is ways[-1]:
                 raise
@@ -85,15 +98,15 @@ def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, 
 
 
 def _plan(shape: Config, options: Options, there: Hardware | None, *, rates: Rates | None, gemm_rate: float | None,
-          stages: _Stages) -> Plan:
+          stage: Stage) -> Plan:
     machine = machine_of(options)
     if there is not None:
         machine = replace(machine, measured=there.rates(options.precision), passed_per_s=there.passed_per_s, verbs=there.verbs,
                           own_cores=there.count)  # fmt: skip
     else:
-        machine = replace(machine, measured=_rates(machine, stages) if rates is None else rates)
+        machine = replace(machine, measured=_rates(machine, stage) if rates is None else rates)
     work = work_of(options, options.seq_len or shape.block_size)
-    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stages.begin)
+    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage)
 
 
 def _batch(options: Options, seq_len: int) -> str:
@@ -102,12 +115,12 @@ def _batch(options: Options, seq_len: int) -> str:
     return f"{batch}, {replicas}in micro-batches: {options.parts}"
 
 
-def _rates(machine: Machine, stages: _Stages) -> Rates | None:
+def _rates(machine: Machine, stage: Stage) -> Rates | None:
     """Return the rates by which an engine plans here, measuring the cores if necessary; None: assume them."""
     found = known(machine.device, machine.precision)
     if found is not None or machine.is_gpu:
         return found
-    stages.begin("measuring the speed of this machine")
+    stage("measuring the speed of this machine")
     try:
         return asyncio.run(_measured())
     except AsynctileError:  # too little memory to measure, or kernels that cannot be compiled

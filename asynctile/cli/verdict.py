@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from asynctile.cli.options import Options
+from asynctile.cli.search import LEAST_GAIN, Found
 from asynctile.layers.plan import Plan
 from asynctile.measure.hardware import CORES, GPU, Hardware
 from asynctile.storage.sizes import format_size
@@ -48,12 +49,27 @@ def _within(flag: str, asked: int | None, most: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a plan comes to. hardware: the machine, None for this one. steps: of the run. spill: whether it takes the disk."""
+    """What a plan comes to.
+
+    options: as they were planned. hardware: the machine, None for this one. searched: whether faster settings were searched;
+    found: those, None if there are none.
+    """
 
     plan: Plan
+    options: Options
     hardware: Hardware | None
-    steps: int
-    spill: bool
+    searched: bool = False
+    found: Found | None = None
+
+    @property
+    def steps(self) -> int:
+        """The steps of the run."""
+        return self.options.steps
+
+    @property
+    def spill(self) -> bool:
+        """Whether the plan takes the disk."""
+        return self.options.spill is not None
 
     @property
     def missing(self) -> str:
@@ -76,12 +92,22 @@ class Verdict:
             ("verdict", f"fits{spill}: about {_lasting(self.plan.step_s)} a step, {self.plan.tokens_per_s:,.0f} tokens/s, "
                         f"{_lasting(self.steps * self.plan.step_s)} for {self.steps:,} steps"),
             *where,
+            *([("faster", self._faster())] if self.searched else []),
         ]
+
+    def _faster(self) -> str:
+        if self.found is None:
+            return f"nothing that saves {LEAST_GAIN:.0%} of a step"
+        plan = self.found.plan
+        return (f"{self.found.words()}: about {_lasting(plan.step_s)} a step, {plan.tokens_per_s:,.0f} tokens/s, "
+                f"{1 - plan.step_s / self.plan.step_s:.0%} less time")
 
     def as_dict(self) -> dict[str, object]:
         """Return the verdict and the plan for other programs; times in seconds, memory in bytes."""
         machine = None if self.hardware is None else self.hardware.title
-        return {"fits": not self.missing, "missing": self.missing, "machine": machine, "spill": self.spill, "steps": self.steps,
+        found = None if self.found is None else {"options": self.found.changes, "step_s": self.found.plan.step_s}
+        return {"fits": not self.missing, "faster": found,
+                "missing": self.missing, "machine": machine, "spill": self.spill, "steps": self.steps,
                 "all_steps_s": self.steps * self.plan.step_s, **self.plan.as_dict()}  # fmt: skip
 
 

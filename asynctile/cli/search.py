@@ -1,0 +1,83 @@
+"""Faster settings of a run, found by planning: `asynctile plan --search` tries them one by one, until a time is over.
+
+Only settings that keep the training the same are tried: they change at most the last bits of its results. Each try is a whole
+plan, whose seconds the virtual clock estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asynctile.cli.option import typed
+from asynctile.cli.options import Options
+from asynctile.errors import BudgetError
+from asynctile.layers.plan import Plan
+from asynctile.layers.update_placement import UPDATES
+
+__all__ = ["Found", "faster"]
+
+#: A setting must make the step shorter by this share, or it is not worth typing. Estimates are no better than that.
+LEAST_GAIN = 0.02
+#: The most parts of a batch that are tried.
+MOST_PARTS = 16
+
+
+@dataclass(frozen=True)
+class Found:
+    """Settings that beat those of the run. plan: with all of them together. changes: by option, the value to type."""
+
+    plan: Plan
+    changes: dict[str, Any]
+
+    def words(self) -> str:
+        """Return the settings as they are typed."""
+        return " ".join(typed(name, value) for name, value in self.changes.items())
+
+
+def faster(
+    options: Options, first: Plan, plan: Callable[[Options], Plan], is_over: Callable[[], bool], most_ram: int
+) -> Found | None:
+    """Return the fastest settings found, or None if nothing is faster than `first`, the plan of the options.
+
+    plan: plans other options. is_over: whether to stop. most_ram: bytes of RAM that tiles may take. Changes one setting of the
+    best ones so far at a time, until no change helps.
+    """
+    best = Found(first, {})
+    tried = {_key(options)}
+    while True:
+        before = best
+        for name, value in _changes(replace(options, **best.changes), best.plan):
+            if is_over():
+                return best if best.changes else None
+            changes = best.changes | {name: value}
+            other = replace(options, **changes)
+            if _key(other) in tried:
+                continue
+            tried.add(_key(other))
+            try:
+                found = plan(other)
+            except (BudgetError, ValueError):  # it does not fit, or a batch cannot be cut like that
+                continue
+            if found.step_s < (1 - LEAST_GAIN) * best.plan.step_s and found.host_bytes <= most_ram:
+                best = Found(found, changes)
+        if best is before:
+            return best if best.changes else None
+
+
+def _changes(options: Options, plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Yield single changes of the settings, the most promising first."""
+    for tile in (plan.tile * 2, plan.tile // 2):
+        yield "tile", tile
+    for update in UPDATES:
+        yield "update", update
+    for recompute in (True, False):
+        yield "recompute", recompute
+    for parts in (options.micro_batches * 2, options.micro_batches // 2):
+        if 1 <= parts <= MOST_PARTS and options.batch_size % (parts * options.replicas) == 0:
+            yield "micro_batches", parts
+
+
+def _key(options: Options) -> tuple[Any, ...]:
+    return options.tile, options.update, options.recompute, options.micro_batches

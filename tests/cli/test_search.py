@@ -1,0 +1,76 @@
+"""The search for faster settings of a run: it climbs over plans, and stops when told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from asynctile.cli.options import Options
+from asynctile.cli.search import faster
+from asynctile.errors import BudgetError
+from tests.cli.conftest import Program
+
+OPTIONS = Options(batch_size=12)
+
+
+def plan_of(options: Options) -> Any:
+    """Return the plan of a machine on which tiles of 512, updates in RAM and four parts are best; 1024 fits nowhere."""
+    tile = options.tile or 128
+    if tile > 512:
+        raise BudgetError("too wide", floor=1)
+    step_s = 512 / tile + {"auto": 1.0, "device": 2.0, "host": 0.5}[options.update] + 1 / options.micro_batches
+    return SimpleNamespace(tile=tile, step_s=step_s, host_bytes=100 if options.recompute is None else 200)
+
+
+def found(**given: Any) -> Any:
+    options = replace(OPTIONS, **given)
+    return faster(options, plan_of(options), plan_of, lambda: False, 100)
+
+
+def test_one_change_after_another_leads_to_the_fastest_settings() -> None:
+    best = found()
+    assert best.changes == {"tile": 512, "update": "host", "micro_batches": 4}
+    assert best.words() == "--tile 512 --update host --micro-batches 4" and best.plan.step_s == 1.75
+
+
+def test_settings_that_are_best_already_stay() -> None:
+    assert found(tile=512, update="host", micro_batches=4) is None
+
+
+def test_settings_that_take_more_ram_are_not_proposed() -> None:
+    assert "recompute" not in found().changes
+
+
+def test_a_gain_below_two_percent_is_not_worth_a_proposal() -> None:
+    def nearly(options: Options) -> Any:
+        return SimpleNamespace(tile=128, step_s=1.0 if options.tile is None else 0.985, host_bytes=0)
+
+    assert faster(OPTIONS, nearly(OPTIONS), nearly, lambda: False, 0) is None
+
+
+def test_the_search_stops_when_its_time_is_over_and_keeps_what_it_has() -> None:
+    tries = []
+
+    def counted(options: Options) -> Any:
+        tries.append(options)
+        return plan_of(options)
+
+    best = faster(OPTIONS, plan_of(OPTIONS), counted, lambda: len(tries) == 1, 100)
+    assert len(tries) == 1 and best is not None and best.changes == {"tile": 256}
+
+
+def test_a_plan_names_the_fastest_settings_and_by_how_much_they_are_faster(program: Program) -> None:
+    words = ("--machine", "h100", "--tile", 64, "--batch-size", 1, "--seq-len", 16, "--search", "1h")
+    status, out, _ = program("plan", *words)
+    assert status == 0
+    line = next(line for line in out.splitlines() if line.startswith("faster"))
+    assert "--tile" in line and line.endswith("% less time")
+
+
+def test_a_program_gets_the_fastest_settings_by_name(program: Program) -> None:
+    words = ("--machine", "h100", "--batch-size", 1, "--seq-len", 16, "--json")
+    assert json.loads(program("plan", *words)[1])["faster"] is None
+    searched = json.loads(program("plan", *words, "--tile", 64, "--search", "1h")[1])
+    assert searched["faster"]["step_s"] < searched["step_s"] and searched["faster"]["options"]["tile"] > 64
