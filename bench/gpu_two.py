@@ -7,7 +7,10 @@ First copies from the first GPU to the second: their rate, issued and as nodes o
 arrive. Then trainings of two replicas, on one GPU and on two, without a cap and with device memory capped at a share of the
 states on each GPU. Losses, weights and moments after the same steps must have one digest. The other measures are the speed of
 two GPUs over that of one, and the bytes that passed between them against those of the plan. On a machine with one GPU it says
-so and measures nothing.
+so and leaves these out.
+
+Last, on one GPU: two engines, each with lanes of its own, step in turn and at the same time, under the smallest cap. Both must
+end with one digest. The measure is the time of two steps at once over that of two steps in turn.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import statistics
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import numpy as np
+from common import batch
 from gpu_common import Speed, engine_of, new_trainer, options_of
 from gpu_record import Section
 from gpu_rows import TWO, Row, engine_name, shared
@@ -42,6 +46,8 @@ from tests.inside_engine import device_of
 
 #: Copies whose time is taken together.
 COPIES = 8
+#: The cap of two engines on one GPU, over the states, if no other cap is asked for.
+SHARE = 0.25
 #: The least speed of two GPUs over one that is worth the second one.
 WANTED = 1.5
 
@@ -151,16 +157,46 @@ class Trainings:
         return plan_step(row.config, work, machine).passed_bytes
 
 
+async def side_by_side(section: Section, options: Namespace, name: str) -> None:
+    """Measure two engines on the first GPU that train at the same time."""
+    share = min((share for share in options.caps if share), default=SHARE)
+    row, device = shared(options, name, share), names_of_both(options)[0]
+    alone_options = Namespace(**{**vars(options), "device": device})
+    table = section.table("two engines on one GPU", "model", "cap of each", "s in turn", "s at once", "at once over in turn",
+                          "digest", "note")  # fmt: skip
+    tokens, targets = batch(row.config, row.batch, row.length)
+    with section.row(table, name, f"{share:.0%}"):
+        async with AsyncExitStack() as stack:
+            trainers = []
+            for _ in range(2):
+                engine = await stack.enter_async_context(engine_of(section, alone_options, device_memory=row.cap))
+                trainers.append(await new_trainer(engine, row))
+            in_turn_s, at_once_s = [], []
+            for _ in range(Speed.WARM + options.steps):
+                began = time.perf_counter()
+                for trainer in trainers:
+                    await trainer.step(tokens, targets)
+                middle = time.perf_counter()
+                await asyncio.gather(*(trainer.step(tokens, targets) for trainer in trainers))
+                in_turn_s.append(middle - began)
+                at_once_s.append(time.perf_counter() - middle)
+            digests = [await digest_of(trainer, []) for trainer in trainers]
+        in_turn, at_once = (statistics.median(seconds[Speed.WARM :]) for seconds in (in_turn_s, at_once_s))
+        section.add(table, name, f"{share:.0%}", in_turn, at_once, at_once / in_turn, digests[0][:12])
+        section.headline(f"{name}: two engines on one GPU end with one digest", digests[0] == digests[1], 1)
+
+
 async def main(options: Namespace) -> None:
-    if options.device != "soft" and (count := gpu_count()) < 2:
-        print(f"two needs two GPUs, and this machine has {count}: nothing was measured", flush=True)
-        return
     section = Section("two", __doc__, options)
-    between(section, options, names_of_both(options)[1])
-    trainings = Trainings(section, options)
-    for name in options.models:
-        for share in options.caps:
-            await trainings.row(name, share)
+    if options.device != "soft" and (count := gpu_count()) < 2:
+        print(f"two GPUs are needed for most of this, and this machine has {count}", flush=True)
+    else:
+        between(section, options, names_of_both(options)[1])
+        trainings = Trainings(section, options)
+        for name in options.models:
+            for share in options.caps:
+                await trainings.row(name, share)
+    await side_by_side(section, options, options.models[0])
     section.end()
 
 

@@ -21,13 +21,20 @@ def test_one_gpu_is_compared_with_it_and_the_next(bench: Any, device: str, names
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_a_machine_with_one_gpu_measures_nothing_and_says_so(
+async def test_a_machine_with_one_gpu_says_so_and_measures_two_engines_on_it(
     bench: Any, count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = bench("gpu_two")
+    two, done = bench("gpu_two"), []
+
+    async def side_by_side(section: Any, options: Any, name: str) -> None:
+        done.append(name)
+
     monkeypatch.setattr(two, "gpu_count", lambda: count)
-    await two.main(argparse.Namespace(device="cuda:0"))
-    assert capsys.readouterr().out == f"two needs two GPUs, and this machine has {count}: nothing was measured\n"
+    monkeypatch.setattr(two, "side_by_side", side_by_side)
+    monkeypatch.setattr(two, "Section", lambda *_: argparse.Namespace(end=lambda: done.append("end")))
+    await two.main(argparse.Namespace(device="cuda:0", models=["tiny"]))
+    assert capsys.readouterr().out == f"two GPUs are needed for most of this, and this machine has {count}\n"
+    assert done == ["tiny", "end"]
 
 
 async def test_the_digest_changes_with_a_loss_and_with_a_bit_of_a_moment(bench: Any) -> None:
