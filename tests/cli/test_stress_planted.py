@@ -343,7 +343,7 @@ answers.answer_seeds(signaller.Signaller)
 def test_a_signal_with_another_effect_than_promised_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch, apart: float, bug: str, kind: str, what: str
 ) -> None:
-    """Four rounds: in one of them the first signal comes while steps are done."""
+    """In one of four rounds the first signal comes while steps are done; on a busy machine, in one of three tries."""
     monkeypatch.setitem(partner.PROGRAMS, "signals", ("-c", _PLANTED_IN_SIGNALS.format(apart=apart, bug=bug)))
-    failures = run("signals", 4)["failures"]
+    failures = next(filter(None, (run("signals", 4)["failures"] for _ in range(3))), [])
     assert failures and all(failure["kind"] == kind and what in failure["what"] for failure in failures)
