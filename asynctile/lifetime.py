@@ -24,7 +24,7 @@ from asynctile.hub import ENGINE, Hub, Tell
 from asynctile.kernels.cpu import blas_memory
 from asynctile.loop.background import Background
 from asynctile.loop.keeper import Keeper, ended
-from asynctile.loop.thread import CLOSED, LoopThread, may_wait
+from asynctile.loop.thread import CLOSED, NOT_OPENED, LoopThread, may_wait
 from asynctile.loop.turns import Turns
 from asynctile.measure.known import Run
 from asynctile.measure.trace import Trace
@@ -139,7 +139,7 @@ class Lifetime:
         """Return the loop; DeviceError while the engine is not open, except for callers that run on the loop."""
         self.check_process()
         if self.loop is None or not (self.is_open or self.loop.is_here()):
-            raise DeviceError(CLOSED)
+            raise DeviceError(CLOSED if self._is_closing else NOT_OPENED)
         return self.loop
 
     async def begin(self) -> None:

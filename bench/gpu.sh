@@ -4,8 +4,8 @@
 #     bench/gpu.sh [--rehearse] [part ...]
 #
 # Parts, the most important first: smoke tests race replay link kernels capped memory largest depth two. Each is
-# bench/gpu_<part>.py, which states its question. `two` compares two GPUs with one, and everywhere two
-# engines that share one. Without a part all run, in that order. A part that fails or takes too long
+# bench/gpu_<part>.py, which states its question. `two` compares two GPUs with one where there are two, and lets two engines share
+# one GPU. Without a part all run, in that order. A part that fails or takes too long
 # does not stop the others, and its rows so far are kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json. If $OUT
 # is set, they are also copied to that folder every 15 seconds, with the whole output in gpu.log. The short table comes last.
 # bench/GPU.md says what to prepare (bench/gpu_prepare.sh), how to divide the parts among several calls, and what to look at in

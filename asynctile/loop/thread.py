@@ -27,7 +27,8 @@ THREADS = min(32, (os.cpu_count() or 1) + 4)
 #: Gives back the result of a job whose caller is gone.
 Undo = Callable[[T], Coroutine[Any, Any, None]]
 
-CLOSED = "the engine is not open: use it inside 'async with Engine(...)'"
+NOT_OPENED = "the engine is not open: use it inside 'async with Engine(...)'"
+CLOSED = "the engine is not open, because it was closed: make a new Engine to go on"
 BROKEN_OFF = "the engine was closed while this ran; await all work before the end of 'async with Engine(...)'"
 
 

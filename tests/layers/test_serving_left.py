@@ -43,7 +43,7 @@ async def test_closing_a_server_or_an_engine_ends_its_readers() -> None:
         before = engine.statistics().request_tokens
         others = asyncio.create_task(consume(model))
         await until(lambda: engine.statistics().request_tokens > before)
-    with pytest.raises(DeviceError, match=r"closed|not open"):
+    with pytest.raises(DeviceError, match="closed"):
         await others
 
 
