@@ -139,8 +139,12 @@ class Lifetime:
         """Return the loop; DeviceError while the engine is not open, except for callers that run on the loop."""
         self.check_process()
         if self.loop is None or not (self.is_open or self.loop.is_here()):
-            raise DeviceError(CLOSED if self._is_closing else NOT_OPENED)
+            raise self.not_open()
         return self.loop
+
+    def not_open(self) -> DeviceError:
+        """Return the error for a caller who needs the engine open: it never was, or it was closed."""
+        return DeviceError(CLOSED if self._is_closing else NOT_OPENED)
 
     async def begin(self) -> None:
         """Run `open` in a thread, after `claim`. If it fails or is cancelled, however often, it leaves nothing open."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 
-from asynctile.errors import DeviceError
 from asynctile.hub import ENGINE, Tell
 from asynctile.lifetime import Lifetime
-from asynctile.loop.thread import CLOSED
 from asynctile.measure.statistics import Statistics
 from asynctile.memory.tiers import TierOptions
 from asynctile.runtime import Runtime
@@ -118,5 +116,5 @@ def runtime_of(share: Share) -> Runtime:
         raise TypeError(f"engine is {shown(share)}, expected an Engine that is open, or a share of one")
     share._life.check_process()
     if share._runtime is None:
-        raise DeviceError(CLOSED)
+        raise share._life.not_open()
     return share._runtime

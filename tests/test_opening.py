@@ -33,7 +33,7 @@ async def test_an_engine_opened_by_a_call_works_until_a_call_closes_it(tmp_path)
     await engine.aclose()
     assert not engine.is_open
     assert (threads(), blas()) == ([], before)
-    with pytest.raises(DeviceError, match="the engine is not open"):
+    with pytest.raises(DeviceError, match="the engine is not open, because it was closed"):
         await runtime_of(engine).call(answer())
     async with Engine("cpu", host_memory="64MiB", spill=tmp_path) as other:  # the folder is free again
         assert other.is_open

@@ -197,7 +197,7 @@ async def test_a_share_that_is_cancelled_as_its_block_ends_is_taken_back(device,
 
 
 async def test_an_engine_that_is_not_open_gives_no_share():
-    with pytest.raises(DeviceError, match="the engine is not open"):
+    with pytest.raises(DeviceError, match="the engine is not open: use it inside"):
         await Engine("cpu", host_memory="8MiB").share(host_memory="1MiB").__aenter__()
 
 
