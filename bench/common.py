@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from asynctile import __version__
 from asynctile.kernels.cpu.jit import KERNELS
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.model import model_state_of
+from asynctile.layers.rows import Rows
 from asynctile.program.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,7 +209,11 @@ async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None
 async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
     """Return the step's program as it ran on such batches, with the updates where the trainer has placed them."""
     rows = model_state_of(trainer.model).tiling.rows(batch, length, trainer.micro_batches, trainer.replicas)
-    return await trainer._keeping.run("step", rows, partial(trainer._placed, "step"))
+
+    async def placed(rows: Rows, kept: int) -> Program:
+        return await trainer._recorded("step", rows, kept, await trainer._on_host("step", rows, kept))
+
+    return await trainer._keeping.run("step", rows, placed)
 
 
 def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:

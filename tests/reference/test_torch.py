@@ -53,8 +53,12 @@ class Place:
     bounds: Bounds = FP32
 
     def engine(self, shape: Shape | None = None) -> Engine:
-        """Return an engine with everything on the device, or with too little memory there for `shape`."""
-        cap = None if shape is None else max(shape.config.states_nbytes // SHARE, 2 << 20)
+        """Return an engine with everything on the device, or with too little memory there for `shape`.
+
+        On a GPU the default tile of a model so small is the whole of it, and nothing can leave.
+        """
+        is_whole = shape is None or (shape.tile is None and self.device != "emulated")
+        cap = None if shape is None or is_whole else max(shape.config.states_nbytes // SHARE, 2 << 20)
         return Engine(self.device, device_memory=cap, precision=self.precision)
 
     async def theirs(self, model: GPT2) -> ReferenceGPT2:
