@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ from tests.kernels import reference
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
-def bf16(_needs_a_gpu: None) -> Iterator[Any]:
-    """A started device that computes in bf16 with cuDNN."""
+@contextmanager
+def opened() -> Iterator[Any]:
+    """Open a device that computes in bf16, with cuDNN if it is there."""
     made = open_device(NAME, precision="bf16")
     made.start()
     made.warm(None)
-    yield made
-    made.close()
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def attended(device: Any, seqs: int, tokens: int, heads: int, hs: int) -> list[np.ndarray]:
@@ -40,21 +43,26 @@ def attended(device: Any, seqs: int, tokens: int, heads: int, hs: int) -> list[n
 
 
 def test_cudnn_agrees_with_the_plain_kernels_with_itself_and_in_groups_of_heads(
-    bf16: Any, rehearsed: bool, monkeypatch: pytest.MonkeyPatch
+    rehearsed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not bf16.driver.attention.startswith("cuDNN"):
-        pytest.skip(f"cuDNN is {bf16.driver.attention}")
     # Gradients that need more than the workspace at once, on Hopper and in a rehearsal.
     shape = (3, 128, 15, 16) if rehearsed else (4, 1024, 30, 64)
-    context, used = bf16._context, []
+    with opened() as device:
+        driver = type(device.driver)
+        if not device.driver.attention.startswith("cuDNN"):
+            pytest.skip(f"cuDNN is {device.driver.attention}")
+    used: list[bool] = []
+    with monkeypatch.context() as patch:  # a device keeps the calls of its driver, so it is opened after them
+        for call in ("attend", "attend_backward"):
+            ask = getattr(driver, call)
+            patch.setattr(driver, call, lambda *args, ask=ask: used.append(ask(*args)) or used[-1])
+        with opened() as device:
+            found, again = attended(device, *shape), attended(device, *shape)
+    assert used == [True] * 4, "cuDNN was not used"
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, again, strict=True))
     for call in ("attend", "attend_backward"):
-        ask = getattr(context, call)
-        monkeypatch.setattr(context, call, lambda *args, ask=ask: used.append(ask(*args)) or used[-1])
-    found = attended(bf16, *shape)
-    assert used == [True, True], "cuDNN was not used"
-    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, attended(bf16, *shape), strict=True))
-    for call in ("attend", "attend_backward"):
-        monkeypatch.setattr(context, call, lambda *args: False)
-    plain = attended(bf16, *shape)
+        monkeypatch.setattr(driver, call, lambda *args: False)
+    with opened() as device:
+        plain = attended(device, *shape)
     for one, other in zip(found, plain, strict=True):
         assert reference.error(*(from_bf16(x) if x.dtype == BF16 else x for x in (one, other))) < 2.0**-5
