@@ -172,6 +172,10 @@ class Options:
         None, None, "",
         "recompute all activations in backward, or keep them all; the result is the same (default: keep those of as many "
         "layers as fit under the caps, or as the link can carry during compute)", group=_ARITHMETIC, plans=True)
+    auto: float | None = option(
+        None, values.duration, "TIME",
+        "before a new run, plan other tiles, updates, recomputation and micro-batches for this time (30s, 2m), and train with "
+        "the fastest; settings that are not at their defaults stay (default: none)", group=_ARITHMETIC, forgotten=True)
 
     out: str | None = option(
         None, values.name, "DIR", "folder of the run (default: a new one in runs/, named after the time)", group=_KEPT,

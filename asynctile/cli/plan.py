@@ -1,50 +1,39 @@
 """`asynctile plan`: says whether a training step fits, how long it takes and what limits it, without its model and device.
 
-Covers choosing the shape from the options of `train`, measuring the rates of this machine, and printing.
-asynctile/layers/plan.py does the planning.
+Covers choosing the shape from the options of `train`, searching for faster settings, and printing. planning.py plans.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Timer
 from typing import Any, Self
 
-from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.fitting import check_devices
 from asynctile.cli.model import choose_shape
 from asynctile.cli.options import Options
-from asynctile.cli.placement import machine_of, warn_of_excess, work_of
+from asynctile.cli.placement import warn_of_excess
+from asynctile.cli.planning import plan_of, without_collections
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import existing_run, recorded_rates
-from asynctile.cli.search import faster
+from asynctile.cli.search import MORE_RAM, faster
 from asynctile.cli.terminal import complain, print_rows, say
 from asynctile.cli.verdict import Verdict, placed_on
-from asynctile.errors import AsynctileError, BudgetError
-from asynctile.layers.config import Config
-from asynctile.layers.machine import Machine
-from asynctile.layers.plan import Plan, plan_step
+from asynctile.errors import BudgetError
+from asynctile.layers.plan import Plan
 from asynctile.measure.hardware import Hardware, hardware
-from asynctile.measure.known import known
-from asynctile.schedule.rates import Rates
 from asynctile.storage.counts import counted
 
 __all__ = ["run"]
 
-#: Is told what is being worked out.
-Stage = Callable[[str], object]
 #: Options of `plan` alone.
 _OWN = ("resume", "gflops", "machine", "json", "search")
-#: So many times the RAM of a plan may other settings take on this machine: other tiles are padded differently.
-MORE_RAM = 1.1
 #: Seconds before stderr shows what is being worked out.
 SILENT_S = 1.0
 
@@ -64,13 +53,13 @@ def run(given: dict[str, Any]) -> int:
     if there is None:
         warn_of_excess(options)
     shape = choose_shape(options, expected_vocab_size(options))
-    with _Stages() as stages, _without_collections():
+    with _Stages() as stages, without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
-        verdict = _verdict(options, there, partial(_plan, shape, rates=rates, gemm_rate=gemm_rate, stage=stages.begin))
+        verdict = _verdict(options, there, partial(plan_of, shape, rates=rates, gemm_rate=gemm_rate, stage=stages.begin))
         if "search" in given and not verdict.missing:
             until = time.monotonic() + given["search"]
             stages.begin("searching for faster settings")
-            quietly = partial(_plan, shape, there=there, rates=rates, gemm_rate=gemm_rate, stage=lambda text: None)
+            quietly = partial(plan_of, shape, there=there, rates=rates, gemm_rate=gemm_rate, stage=lambda text: None)
             most_ram = round(MORE_RAM * verdict.plan.host_bytes) if there is None else there.ram
             verdict = replace(verdict, searched=True, found=faster(
                 verdict.options, verdict.plan, quietly, lambda: time.monotonic() > until, most_ram))  # fmt: skip
@@ -97,39 +86,10 @@ def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, 
     return verdict
 
 
-def _plan(shape: Config, options: Options, there: Hardware | None, *, rates: Rates | None, gemm_rate: float | None,
-          stage: Stage) -> Plan:
-    machine = machine_of(options)
-    if there is not None:
-        machine = replace(machine, measured=there.rates(options.precision), passed_per_s=there.passed_per_s, verbs=there.verbs,
-                          own_cores=there.count)  # fmt: skip
-    else:
-        machine = replace(machine, measured=_rates(machine, stage) if rates is None else rates)
-    work = work_of(options, options.seq_len or shape.block_size)
-    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage)
-
-
 def _batch(options: Options, seq_len: int) -> str:
     replicas = "" if options.replicas == 1 else f"in replicas: {options.replicas}, each "
     batch = f"{counted(options.sequences, 'sequence')} of {counted(seq_len, 'token')}"
     return f"{batch}, {replicas}in micro-batches: {options.parts}"
-
-
-def _rates(machine: Machine, stage: Stage) -> Rates | None:
-    """Return the rates by which an engine plans here, measuring the cores if necessary; None: assume them."""
-    found = known(machine.device, machine.precision)
-    if found is not None or machine.is_gpu:
-        return found
-    stage("measuring the speed of this machine")
-    try:
-        return asyncio.run(_measured())
-    except AsynctileError:  # too little memory to measure, or kernels that cannot be compiled
-        return None
-
-
-async def _measured() -> Rates:
-    async with Engine("cpu") as engine:
-        return engine.rates
 
 
 class _Stages:
@@ -158,18 +118,3 @@ class _Stages:
     def _tell(self) -> None:
         self._silent = False
         complain(f"asynctile plan: {self._text} ...")
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Turn garbage collection off while planning.
-
-    Planning makes millions of small objects without cycles, and looking for cycles took a fifth of its time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

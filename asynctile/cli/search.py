@@ -1,27 +1,36 @@
-"""Faster settings of a run, found by planning: `asynctile plan --search` tries them one by one, until a time is over.
+"""Faster settings of a run, found by planning: `asynctile plan --search` names them, `asynctile train --auto` takes them.
 
-Only settings that keep the training the same are tried: they change at most the last bits of its results. Each try is a whole
-plan, whose seconds the virtual clock estimates.
+They are tried one by one, until a time is over. Only settings that keep the training the same are tried: they change at most
+the last bits of its results. Each try is a whole plan, whose seconds the virtual clock estimates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from asynctile.cli.option import typed
 from asynctile.cli.options import Options
+from asynctile.cli.planning import plan_of, without_collections
 from asynctile.errors import BudgetError
+from asynctile.layers.config import Config
 from asynctile.layers.plan import Plan
 from asynctile.layers.update_placement import UPDATES
+from asynctile.schedule.rates import Rates
 
-__all__ = ["Found", "faster"]
+__all__ = ["MORE_RAM", "Found", "faster", "faster_than_defaults"]
+
+#: The settings that a search changes.
+SETTINGS = ("tile", "update", "recompute", "micro_batches")
 
 #: A setting must make the step shorter by this share, or it is not worth typing. Estimates are no better than that.
 LEAST_GAIN = 0.02
 #: The most parts of a batch that are tried.
 MOST_PARTS = 16
+#: So many times the RAM of a plan may other settings take on this machine: other tiles are padded differently.
+MORE_RAM = 1.1
 
 
 @dataclass(frozen=True)
@@ -37,18 +46,21 @@ class Found:
 
 
 def faster(
-    options: Options, first: Plan, plan: Callable[[Options], Plan], is_over: Callable[[], bool], most_ram: int
-) -> Found | None:
+    options: Options, first: Plan, plan: Callable[[Options], Plan], is_over: Callable[[], bool], most_ram: int,
+    settings: Collection[str] = SETTINGS,
+) -> Found | None:  # fmt: skip
     """Return the fastest settings found, or None if nothing is faster than `first`, the plan of the options.
 
-    plan: plans other options. is_over: whether to stop. most_ram: bytes of RAM that tiles may take. Changes one setting of the
-    best ones so far at a time, until no change helps.
+    plan: plans other options. is_over: whether to stop. most_ram: bytes of RAM that tiles may take. settings: those that may
+    change. Changes one setting of the best ones so far at a time, until no change helps.
     """
     best = Found(first, {})
     tried = {_key(options)}
     while True:
         before = best
         for name, value in _changes(replace(options, **best.changes), best.plan):
+            if name not in settings:
+                continue
             if is_over():
                 return best if best.changes else None
             changes = best.changes | {name: value}
@@ -64,6 +76,24 @@ def faster(
                 best = Found(found, changes)
         if best is before:
             return best if best.changes else None
+
+
+def faster_than_defaults(
+    options: Options, shape: Config, rates: Rates | None, is_over: Callable[[], bool]
+) -> Found | None:
+    """Return faster settings than the defaults for a new run on this machine, or None. Settings that were chosen stay.
+
+    rates: by which the run plans. is_over: whether to stop.
+    """
+    plan = partial(plan_of, shape, there=None, rates=rates, gemm_rate=None, stage=lambda text: None)
+    default = Options()
+    unset = [name for name in SETTINGS if getattr(options, name) == getattr(default, name)]
+    with without_collections():
+        try:
+            first = plan(options)
+        except BudgetError:
+            return None  # the run itself says what is missing
+        return faster(options, first, plan, is_over, round(MORE_RAM * first.host_bytes), unset)
 
 
 def _changes(options: Options, plan: Plan) -> Iterator[tuple[str, Any]]:

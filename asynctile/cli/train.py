@@ -32,6 +32,7 @@ from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of, refusal_of_step, warn_of_excess
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import RunFolder, existing_run, recorded_rates, told_rates
+from asynctile.cli.search import faster_than_defaults
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
@@ -116,6 +117,8 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
     """Return the options, the folder and the callbacks of the run that was asked for, new or resumed."""
     typed = {name: value for name, value in given.items() if name != "resume"}
     if given.get("resume"):
+        if "auto" in typed:
+            raise ValueError("--auto chooses the settings of a new run, and a resumed run keeps its own; leave it out")
         folder = existing_run(typed)
         folder.claim()
         try:
@@ -173,6 +176,9 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
     if options.epochs is not None:
         steps = steps_of(options.epochs, len(corpus.training), options.sequences * options.seq_len)
         options = check_fit(replace(options, epochs=None, steps=steps, decay_steps=options.decay_steps or steps))
+    if options.auto is not None and folder.is_new:
+        display.stage("searching for faster settings")
+        options = await documents.finish(asyncio.to_thread(_faster, options, shape, folder, display, interrupt))
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display, folder.rates))
@@ -194,6 +200,18 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
             stack.push_async_callback(session.tracing.end)
         interrupt.begin_steps()
         return await _told(session)
+
+
+def _faster(options: Options, shape: Config, folder: RunFolder, display: Display, interrupt: Interrupt) -> Options:
+    """Return the options with the fastest settings that planning finds within the time of --auto."""
+    assert options.auto is not None
+    until = time.monotonic() + options.auto
+    found = faster_than_defaults(options, shape, folder.rates, lambda: interrupt.requested or time.monotonic() > until)
+    if found is None:
+        display.note("--auto found no settings faster than these")
+        return options
+    display.note(f"--auto chose {found.words()}: a step of {found.plan.step_s:.3g} s by the plan")
+    return replace(options, **found.changes)
 
 
 async def _told(session: Session) -> bool:

@@ -51,7 +51,7 @@ def test_a_plan_that_takes_long_says_what_it_works_out(
     program: Program, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock.is_over = True
-    monkeypatch.setattr("asynctile.cli.plan.known", lambda device, precision: None)
+    monkeypatch.setattr("asynctile.cli.planning.known", lambda device, precision: None)
     status, out, err = program("plan", "--host-memory", "16MiB", "--spill", ".", "--tile", 128)
     assert status == 0 and "asynctile plan" not in out
     *_, rate, passes, places, times = err.splitlines()
@@ -65,7 +65,7 @@ def test_plan_estimates_with_the_rates_of_this_machine_or_with_given_rates(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = len(os.sched_getaffinity(0))
-    monkeypatch.setattr("asynctile.cli.plan.known", lambda device, precision: replace(CORES, flops_per_s=123e9 * cores))
+    monkeypatch.setattr("asynctile.cli.planning.known", lambda device, precision: replace(CORES, flops_per_s=123e9 * cores))
     assert "at 123 GFLOP/s a core" in program("plan")[1]
     assert "at 77 GFLOP/s a core" in program("plan", "--gflops", 77 * cores)[1]
     monkeypatch.undo()

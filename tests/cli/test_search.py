@@ -43,6 +43,11 @@ def test_settings_that_take_more_ram_are_not_proposed() -> None:
     assert "recompute" not in found().changes
 
 
+def test_only_the_settings_that_may_change_are_tried() -> None:
+    best = faster(OPTIONS, plan_of(OPTIONS), plan_of, lambda: False, 100, ("tile",))
+    assert best is not None and best.changes == {"tile": 512}
+
+
 def test_a_gain_below_two_percent_is_not_worth_a_proposal() -> None:
     def nearly(options: Options) -> Any:
         return SimpleNamespace(tile=128, step_s=1.0 if options.tile is None else 0.985, host_bytes=0)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,33 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     assert [[line.get(name) for name in timeless] for line in metrics(cut)] == [
         [line.get(name) for name in timeless] for line in metrics(whole)
     ]
+
+
+def test_a_new_run_takes_the_settings_that_planning_found_and_keeps_the_typed_ones(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def plan(shape: Any, options: Any, there: None, **others: Any) -> Any:
+        tried.append(options)
+        return SimpleNamespace(tile=options.tile or 16, step_s=1 + abs((options.tile or 16) - 8), host_bytes=0)
+
+    monkeypatch.setattr("asynctile.cli.search.plan_of", plan)
+    run, typed = tmp_path / "run", tmp_path / "typed"
+    status, out, _ = train("--out", run, "--steps", 1, "--auto", "1h", "--micro-batches", 2)
+    assert status == 0 and "--auto chose --tile 8:" in out
+    assert {options.micro_batches for options in tried} == {2} and {options.update for options in tried} > {"auto"}
+    recorded = json.loads((run / "run.json").read_text())["options"]
+    assert recorded["tile"] == 8 and "auto" not in recorded
+    assert train("--out", typed, "--steps", 1, "--micro-batches", 2, "--tile", 8)[0] == 0
+    assert weights(run, 1) == weights(typed, 1)
+    status, _, err = program("train", "--resume", "--out", run, "--auto", "1s")
+    assert status == 2 and "--auto chooses the settings of a new run" in err
+
+
+def test_a_run_that_planning_cannot_make_faster_keeps_the_defaults(train: Program, tmp_path: Path) -> None:
+    status, out, _ = train("--out", tmp_path / "run", "--steps", 1, "--auto", "0.001s")
+    assert status == 0 and "--auto found no settings faster than these" in out
 
 
 def test_resume_refuses_options_that_would_make_another_run(train: Program, program: Program, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Plans of a training run without its model and device: `plan_of`, for the commands that plan before anything runs.
+
+asynctile/layers/plan.py does the planning. This module supplies the rates of this machine, measured if necessary, or those of a
+machine file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from asynctile import Engine
+from asynctile.cli.options import Options
+from asynctile.cli.placement import machine_of, work_of
+from asynctile.errors import AsynctileError
+from asynctile.layers.config import Config
+from asynctile.layers.machine import Machine
+from asynctile.layers.plan import Plan, plan_step
+from asynctile.measure.hardware import Hardware
+from asynctile.measure.known import known
+from asynctile.schedule.rates import Rates
+
+__all__ = ["Stage", "plan_of", "without_collections"]
+
+#: Is told what is being worked out.
+Stage = Callable[[str], object]
+
+
+def plan_of(shape: Config, options: Options, there: Hardware | None, *, rates: Rates | None, gemm_rate: float | None,
+          stage: Stage) -> Plan:
+    """Return the plan of a run of a model of this shape, on a machine, or on this one for None.
+
+    rates: by which the run plans, None for those of this machine. gemm_rate: FLOP/s of products, None for those of the rates.
+    stage: is told what takes long. BudgetError if a cap has no room for one operation.
+    """
+    machine = machine_of(options)
+    if there is not None:
+        machine = replace(machine, measured=there.rates(options.precision), passed_per_s=there.passed_per_s, verbs=there.verbs,
+                          own_cores=there.count)  # fmt: skip
+    else:
+        machine = replace(machine, measured=_rates(machine, stage) if rates is None else rates)
+    work = work_of(options, options.seq_len or shape.block_size)
+    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage)
+
+
+def _rates(machine: Machine, stage: Stage) -> Rates | None:
+    """Return the rates by which an engine plans here, measuring the cores if necessary; None: assume them."""
+    found = known(machine.device, machine.precision)
+    if found is not None or machine.is_gpu:
+        return found
+    stage("measuring the speed of this machine")
+    try:
+        return asyncio.run(_measured())
+    except AsynctileError:  # too little memory to measure, or kernels that cannot be compiled
+        return None
+
+
+async def _measured() -> Rates:
+    async with Engine("cpu") as engine:
+        return engine.rates
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Turn garbage collection off while planning.
+
+    Planning makes millions of small objects without cycles, and looking for cycles took a fifth of its time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
