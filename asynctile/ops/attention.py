@@ -4,6 +4,9 @@ A column tile holds g whole heads of hs columns. Query row tile i meets the key/
 sequences, in this order. On the diagonal (j = i) tokens see only themselves and earlier tokens; below it they see all. If a row
 tile holds several whole sequences (seqs > 1), there is only the diagonal, and sequences never see each other. Scores are scaled
 by 1 / sqrt(hs). The recurrence is that of FlashAttention (arXiv 2205.14135).
+
+Keys and values may have fewer heads than queries: c heads, where c divides g (grouped-query attention, arXiv 2305.13245). Query
+head h then reads key head h // (g / c). The gradient of a key head is the sum over its query heads, in ascending order.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from asynctile.storage.tile import Tile
 def attention(
     q: Tile, k: Tile, v: Tile, out: Tile, stats: Tile, *, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> Operation:
-    """Fold keys k and values v (Rj, g hs) into out (Ri, g hs) for queries q (Ri, g hs), all T.
+    """Fold keys k and values v (Rj, c hs) into out (Ri, g hs) for queries q (Ri, g hs), all T.
 
     stats (2 g, Ri): row h is the running maximum of head h, row g + h its running sum. `first` (j = 0) starts. The diagonal is
     the last: it divides by the sum and leaves the log-sum-exp in rows 0 .. g - 1 (rows g .. 2 g - 1 are then unspecified).
@@ -23,6 +26,7 @@ def attention(
     """
     expect("attention", out, q.shape)
     expect("attention", v, k.shape)
+    expect_groups("attention", q, k, heads)
     expect("attention", stats, (2 * heads, q.shape[0]))
     access = "rrrww" if first else "rrruu"
     flops = _flops(q, k, seqs, diagonal, products=2)
@@ -55,7 +59,7 @@ def attention_backward(
     first: bool,
     diagonal: bool,
 ) -> Operation:
-    """Add the contributions of queries i and keys j to dq (Ri, g hs), dk and dv (Rj, g hs). All but stats and delta are T.
+    """Add the contributions of queries i and keys j to dq (Ri, g hs), dk and dv (Rj, c hs). All but stats and delta are T.
 
     P = exp(q k^T / sqrt(hs) - lse); dv += P^T dout; dS = P (dout v^T - delta) / sqrt(hs); dq += dS k; dk += dS^T q.
     For a query that sees only one key, the first of a sequence (`first` and on the diagonal), dS is exactly 0. Computed, it
@@ -64,8 +68,9 @@ def attention_backward(
     Kernel: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal).
     """
     expect("attention_backward", dq, q.shape)
-    expect("attention_backward", dk, k.shape)
-    expect("attention_backward", dv, k.shape)
+    for tile in (v, dk, dv):
+        expect("attention_backward", tile, k.shape)
+    expect_groups("attention_backward", q, k, heads)
     access = "rrrrrr" + ("w" if first else "u") + ("ww" if diagonal else "uu")
     operands = (q, k, v, dout, stats, delta, dq, dk, dv)
     flops = _flops(q, k, seqs, diagonal, products=5)
@@ -93,12 +98,27 @@ def attention_backward_whole(
     need `out`. delta (g, R) is workspace, unspecified afterwards.
     Kernel: attention_backward_whole(q, k, v, out, dout, stats, delta, dq, dk, dv, seqs, heads).
     """
-    for tile in (k, v, out, dout, dq, dk, dv):
+    for tile in (out, dout, dq):
         expect("attention_backward_whole", tile, q.shape)
+    for tile in (k, v, dk, dv):
+        expect("attention_backward_whole", tile, (q.shape[0], k.shape[1]))
+    expect_groups("attention_backward_whole", q, k, heads)
     expect("attention_backward_whole", delta, (heads, q.shape[0]))
     operands = (q, k, v, out, dout, stats, delta, dq, dk, dv)
     flops = _flops(q, k, seqs, diagonal=True, products=5)
     return Operation("attention_backward_whole", operands, "rrrrrrwwww", (seqs, heads), flops)
+
+
+def expect_groups(verb: str, q: Tile, k: Tile, heads: int) -> None:
+    """Raise ValueError if q does not have whole columns for each of its heads, or k no number of heads that divides them."""
+    columns = q.shape[1]
+    if columns % heads:
+        raise ValueError(f"{verb}: {q.name} has {columns} columns, expected whole columns for each of {heads} heads")
+    hs = columns // heads
+    if k.shape[1] % hs or not k.shape[1] or heads % (k.shape[1] // hs):
+        raise ValueError(
+            f"{verb}: {k.name} has {k.shape[1]} columns, expected heads of {hs} columns, of a number that divides {heads}"
+        )
 
 
 def _flops(q: Tile, k: Tile, seqs: int, diagonal: bool, products: int) -> int:

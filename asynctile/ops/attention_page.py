@@ -1,12 +1,14 @@
 """Attention of single tokens over a cache of keys and values in pages, for generation. Training uses attention.py.
 
-A page holds S positions of one sequence, for one layer and one group of g heads: S rows of keys, then S rows of values. Inputs
-say which page belongs to which sequence and which row is which token, so one program serves all requests. Within a sequence,
-page numbers ascend with positions, so folding pages by number folds them by position.
+A page holds S positions of one sequence, for one layer and one group of c key heads: S rows of keys, then S rows of values. The
+g query heads of the group read them as in attention.py. Inputs say which page belongs to which sequence and which row is which
+token, so one program serves all requests. Within a sequence, page numbers ascend with positions, so folding pages by number
+folds them by position.
 """
 
 from __future__ import annotations
 
+from asynctile.ops.attention import expect_groups
 from asynctile.program.operation import Operation, expect
 from asynctile.storage.tile import Tile
 
@@ -29,9 +31,9 @@ def attention_page(
     first: bool,
     last: bool,
 ) -> Operation:
-    """Store the new tokens that belong to page (2 S, g hs), then fold it into out (R, g hs) for the rows of its sequence.
+    """Store the new tokens that belong to page (2 S, c hs), then fold it into out (R, g hs) for the rows of its sequence.
 
-    q, k, v (R, g hs) of the new tokens, page and out are T.
+    q (R, g hs), k and v (R, c hs) of the new tokens, page and out are T.
     rows (2 R,) int32: row r is the token of sequence rows[2 r] (NOBODY: no token) at position rows[2 r + 1].
     pages (2 P,) int32: page `number`, of P, belongs to sequence pages[2 number] (NOBODY: to none), and its first key is at
     position pages[2 number + 1].
@@ -46,14 +48,14 @@ def attention_page(
     Kernel: attention_page(q, k, v, page, rows, pages, out, stats, number, heads, first, last).
     """
     (count, columns), places = q.shape, page.shape[0] // 2
-    for tile in (k, v, out):
-        expect("attention_page", tile, q.shape)
-    expect("attention_page", page, (2 * max(places, 1), columns))
+    expect("attention_page", out, q.shape)
+    for tile in (k, v):
+        expect("attention_page", tile, (count, k.shape[1]))
+    expect("attention_page", page, (2 * max(places, 1), k.shape[1]))
     expect("attention_page", rows, (2 * count,))
     expect("attention_page", stats, (2 * heads, count))
     expect("attention_page", pages, (2 * max(pages.shape[0] // 2, number + 1),))
-    if columns % heads:
-        raise ValueError(f"attention_page: {q.name} has {columns} columns, expected whole columns for each of {heads} heads")
+    expect_groups("attention_page", q, k, heads)
     access = "rrrurr" + ("ww" if first else "uu")
     operands = (q, k, v, page, rows, pages, out, stats)
     return Operation("attention_page", operands, access, (number, heads, first, last), 4 * count * places * columns)
