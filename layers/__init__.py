@@ -10,7 +10,7 @@ from asynctile.on_demand import on_demand as _on_demand
 
 if TYPE_CHECKING:
     from asynctile.layers.evaluation import Evaluation, evaluate
-    from asynctile.layers.gpt2_config import GPT2Config
+    from asynctile.layers.gpt2.config import GPT2Config
     from asynctile.layers.model import Model
     from asynctile.layers.optimizer import AdamW
     from asynctile.layers.report import StepReport
@@ -28,7 +28,7 @@ else:
         "AdamW": "asynctile.layers.optimizer:AdamW",
         "ByteTokenizer": "asynctile.layers.tokenizer:ByteTokenizer",
         "Evaluation": "asynctile.layers.evaluation:Evaluation",
-        "GPT2Config": "asynctile.layers.gpt2_config:GPT2Config",
+        "GPT2Config": "asynctile.layers.gpt2.config:GPT2Config",
         "Model": "asynctile.layers.model:Model",
         "Sampling": "asynctile.layers.sampling:Sampling",
         "Server": "asynctile.layers.server:Server",

@@ -8,17 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asynctile.layers import block, embedding, final
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.config import Config
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2.family import GPT2
 from asynctile.storage.input import shown
 
-#: The two buffers of a block are attn.bias and attn.masked_bias, which old files contain.
-GPT2 = Architecture(
-    config=GPT2Config, embedding=embedding, block=block, head=final,
-    repeated={"lm_head.weight": "transformer.wte.weight"}, block_buffers=2,
-)  # fmt: skip
 #: Families by `model_type`, as config.json names them.
 ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2,)}
 
@@ -33,7 +27,7 @@ def config_from_hf(values: Mapping[str, Any]) -> Config:
 
     ValueError for an unknown family, or for a variant that is not implemented here.
     """
-    kind = values.get("model_type", GPT2Config.model_type)  # old GPT-2 files do not have the key
+    kind = values.get("model_type", GPT2.config.model_type)  # old GPT-2 files do not have the key
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"config.json says model_type {shown(kind)}; only {', '.join(map(repr, ARCHITECTURES))} can be loaded")
     return ARCHITECTURES[kind].config.from_hf(values)

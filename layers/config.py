@@ -1,6 +1,6 @@
 """The part of a configuration that all models share: `Config`, the axes of a model and the tensors that they cut.
 
-GPT-2's configuration is gpt2_config.py. layout.py counts tensors and tiles, tiling.py cuts them.
+GPT-2's configuration is gpt2/config.py. layout.py counts tensors and tiles, tiling.py cuts them.
 """
 
 from __future__ import annotations
@@ -87,6 +87,16 @@ class Config(ABC):
 
         MODEL is the residual stream's columns. `heads` is cut at multiples of a whole attention head.
         """
+
+    @property
+    @abstractmethod
+    def head_tensor(self) -> str:
+        """The matrix (vocabulary, width) of the head, by its name without the prefix; that of the tokens if it is tied."""
+
+    @property
+    @abstractmethod
+    def head_size(self) -> int:
+        """Width of one attention head, in columns."""
 
     @property
     @abstractmethod

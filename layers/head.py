@@ -1,4 +1,4 @@
-"""The head tied to wte, fused with cross-entropy: logits exist only as tiles of the vocabulary.
+"""The head, fused with cross-entropy: logits exist only as tiles of the vocabulary.
 
 A strip is a group of row tiles that goes through the vocabulary together. Forward over the vocabulary tiles folds their logits
 into statistics and losses, then backward visits them in reverse. With recompute, all row tiles form one strip, and backward
@@ -6,14 +6,13 @@ computes the logits again. Otherwise strips are short, and their logits are kept
 both cases.
 
 Legend: R rows of a row tile, V rows of a vocabulary tile, v its number. V may exceed the number of tokens in that part
-(Split.pitch). The extra rows of wte are zeros, and the extra columns of logits are read by no softmax and have gradient zero.
+(Split.pitch). The extra rows of the weight are zeros. The extra columns of logits are read by no softmax and have gradient 0.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from asynctile.layers.embedding import WTE
 from asynctile.layers.recording import Grid, Recording, RowTiles
 from asynctile.ops import cross_entropy, cross_entropy_backward, gemm
 from asynctile.program.operation import NO_NUMBER
@@ -40,7 +39,7 @@ def logits(recording: Recording, x: Grid) -> None:
 
 
 def forward_backward(recording: Recording, x: Grid, *, recompute: bool) -> Grid:
-    """Report the losses of all row tiles, compute the head's part of dwte, and return dinp, the gradient of x."""
+    """Report the losses of all row tiles, compute the head's part of its gradient, and return dinp, the gradient of x."""
     stats = _stats(recording)
     dinp = recording.residual("dln_f")
     strips = [recording.rows.tiles] if recompute else recording.rows.strips(STRIP_TOKENS)
@@ -59,13 +58,13 @@ def _stats(recording: Recording) -> Grid:
 
 
 def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = None) -> Grid:
-    """Compute logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles. dtype: of logits; None: that of x."""
-    wte = recording.parameters.titled(WTE)
+    """Compute logits[r, v] (R, V) = x (R, C) W[v] (V, C)^T, over column tiles. dtype: of logits; None: that of x."""
+    weight = recording.parameters.head
     tiles = recording.grid("logits", recording.tiling["vocab"], dtype)
     for k in recording.columns:
         for row in rows:
             tile, begun = tiles.open(row, v)
-            operation = recording.product(x[row.index, k], wte.compute[v, k], tile, tb=True, accumulate=begun)
+            operation = recording.product(x[row.index, k], weight.compute[v, k], tile, tb=True, accumulate=begun)
             recording.program.add(operation)
     return tiles
 
@@ -91,8 +90,8 @@ def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep
 def _backward(
     recording: Recording, rows: RowTiles, x: Grid, stats: Grid, v: int, dlogits: Grid, dinp: Grid
 ) -> None:
-    """Turn logits into their gradient in place; dinp[r, k] (+)= dlogits wte, dwte[v, k] (+)= dlogits^T x."""
-    wte, gradients = recording.parameters.titled(WTE), recording.gradients
+    """Turn logits into their gradient in place; dinp[r, k] (+)= dlogits W, dW[v, k] (+)= dlogits^T x."""
+    weight, gradients = recording.parameters.head, recording.gradients
     add = recording.program.add
     vocabulary = recording.tiling["vocab"]
     for row in rows:
@@ -104,7 +103,7 @@ def _backward(
         for row in rows:
             r = row.index
             dx, begun = dinp.open(row, k)
-            add(gemm(dlogits[r, v], wte.compute[v, k], dx, accumulate=begun))
-            dwte, begun = gradients.open(wte, v, k)
-            add(gemm(dlogits[r, v], x[r, k], dwte, ta=True, accumulate=begun))
-            gradients.close(wte, row, v, k)
+            add(gemm(dlogits[r, v], weight.compute[v, k], dx, accumulate=begun))
+            dweight, begun = gradients.open(weight, v, k)
+            add(gemm(dlogits[r, v], x[r, k], dweight, ta=True, accumulate=begun))
+            gradients.close(weight, row, v, k)

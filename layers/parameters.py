@@ -127,6 +127,11 @@ class Parameters(Mapping[str, Parameter]):
     def __len__(self) -> int:
         return len(self._by_name)
 
+    @property
+    def head(self) -> Parameter:
+        """The matrix (vocabulary, width) that the head multiplies with."""
+        return self.titled(self.config.head_tensor)
+
     def titled(self, title: str) -> Parameter:
         """Return a tensor by its name without the family's prefix, such as "wte.weight"."""
         return self._by_name[self.config.prefix + title]

@@ -87,7 +87,6 @@ class Recording:
         self.parameters = parameters
         self.config = parameters.config
         self.tiling = parameters.tiling
-        self._head_size = self.config.axes["heads"].multiple
         self.rows = self.wanted = rows
         self.tokens = self._by_row("tokens")
         self.targets: list[Tile] = [] if kind in ("logits", "decode") else self._by_row("targets")
@@ -125,7 +124,7 @@ class Recording:
 
     def heads(self, group: int) -> int:
         """Return the number of attention heads in a group, which is a part of the axis `heads`."""
-        return self.tiling["heads"].size(group) // self._head_size
+        return self.tiling["heads"].size(group) // self.config.head_size
 
     def _by_row(self, name: str) -> list[Tile]:
         return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2.config import GPT2Config
 
 IGNORED = -100
 

@@ -1,6 +1,6 @@
 """The model that a run trains: the shape that --model names, its weights, and the trainer of a new run.
 
-Covers `choose_shape`, `open_model`, `new_trainer` and the files beside the weights. asynctile/layers/gpt2_config.py checks
+Covers `choose_shape`, `open_model`, `new_trainer` and the files beside the weights. asynctile/layers/gpt2/config.py checks
 shapes, asynctile/layers/model.py reads weights.
 """
 
@@ -17,7 +17,7 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
-from asynctile.layers.gpt2_config import STANDARD
+from asynctile.layers.gpt2.config import STANDARD
 from asynctile.layers.model_state import check_room
 from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling

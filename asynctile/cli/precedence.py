@@ -19,7 +19,7 @@ from asynctile.cli.config_file import read_config
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.option import flag, shown_value, typed
 from asynctile.cli.options import CHANGEABLE, CHECKS, CONSTANT, FORGOTTEN, Options
-from asynctile.layers.gpt2_config import STANDARD
+from asynctile.layers.gpt2.config import STANDARD
 from asynctile.storage.input import shown
 
 __all__ = ["new_options", "resumed_options"]

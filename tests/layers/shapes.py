@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2.config import GPT2Config
 from asynctile.layers.machine import Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2.config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
 

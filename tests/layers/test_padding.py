@@ -17,7 +17,7 @@ from asynctile import Engine
 from asynctile.device.workers import WorkerDevice
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers import GPT2, Trainer
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2.config import GPT2Config
 from asynctile.layers.model import model_state_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.split import Split

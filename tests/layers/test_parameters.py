@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2.config import GPT2Config
 from asynctile.layers.parameters import BLOCK, Parameters, initial_piece
 from asynctile.layers.tiling import Tiling
 from tests.counting import calls_of

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.gpt2_config import STANDARD, GPT2Config
+from asynctile.layers.gpt2.config import STANDARD, GPT2Config
 from asynctile.layers.head import STRIP_TOKENS
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters

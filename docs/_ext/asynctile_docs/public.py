@@ -53,8 +53,8 @@ SHOWN = {
 #: Members without an underscore that other modules of asynctile use and no program needs; the page does not show them.
 INTERNAL = {
     "asynctile.layers.GPT2Config": (
-        "axes", "block_tensors", "first_tensors", "has_dropout", "head_size", "inner", "last_tensors", "model_type",
-        "norm_epsilon", "prefix", "tensors", "total",
+        "axes", "block_tensors", "first_tensors", "has_dropout", "head_size", "head_tensor", "inner", "last_tensors",
+        "model_type", "norm_epsilon", "prefix", "tensors", "total",
     ),
     "asynctile.layers.AdamW": ("hyper",),
     "asynctile.layers.StepReport": ("between",),

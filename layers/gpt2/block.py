@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from asynctile.layers import attention, layernorm, mlp
+from asynctile.layers.gpt2 import attention, layernorm, mlp
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
 

@@ -134,6 +134,11 @@ class GPT2Config(Config):
         }  # fmt: skip
 
     @property
+    def head_tensor(self) -> str:
+        """The name of wte: the head is tied."""
+        return "wte.weight"
+
+    @property
     def norm_epsilon(self) -> float:
         """The value of layer_norm_epsilon."""
         return self.layer_norm_epsilon

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asynctile.layers import head, layernorm
+from asynctile.layers import head
+from asynctile.layers.gpt2 import layernorm
 from asynctile.layers.recording import Grid, Recording
 
 LN_F = "ln_f"
