@@ -25,22 +25,21 @@ class KVCache:
         tiling, config = parameters.tiling, parameters.config
         self.positions = page_positions(config, tiling.tile)
         self._dtype = parameters.compute_dtype
-        self._widths = [tiling["heads"].size(group) for group in range(len(tiling["heads"]))]
-        layers = [f"h.{layer}.attn" for layer in range(config.n_layer)]
-        self._tiles: dict[tuple[str, int], list[Tile]] = {
-            (layer, group): [] for layer in layers for group in range(len(self._widths))
+        self._widths = [tiling["key_heads"].size(group) for group in range(len(tiling["key_heads"]))]
+        self._tiles: dict[tuple[int, int], list[Tile]] = {
+            (layer, group): [] for layer in range(config.n_layer) for group in range(len(self._widths))
         }
         a_layer = sum(align(2 * self.positions * width * self._dtype.itemsize) for width in self._widths)
         self.page_nbytes = config.n_layer * a_layer
 
-    def pages(self, count: int) -> Mapping[tuple[str, int], Sequence[Tile]]:
-        """Return the tiles (2 positions, g hs) of pages 0 .. count - 1.
+    def pages(self, count: int) -> Mapping[tuple[int, int], Sequence[Tile]]:
+        """Return the tiles (2 positions, c hs) of pages 0 .. count - 1, with c heads of keys in a group.
 
-        Keys of the result: the layer, such as "h.0.attn", and the group of heads.
+        Keys of the result: the number of the layer, and the group of heads.
         """
         for (layer, group), tiles in self._tiles.items():
             shape = 2 * self.positions, self._widths[group]
-            names = (f"{layer}.kv[{group}].page {page}" for page in range(len(tiles), count))
+            names = (f"h.{layer}.attn.kv[{group}].page {page}" for page in range(len(tiles), count))
             tiles += [Tile(name, shape, self._dtype, persistent=True) for name in names]
         return {key: tiles[:count] for key, tiles in self._tiles.items()}
 

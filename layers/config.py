@@ -85,7 +85,8 @@ class Config(ABC):
     def axes(self) -> Mapping[str, Axis]:
         """Every axis that cuts a tensor or an activation, by name.
 
-        MODEL is the residual stream's columns. `heads` is cut at multiples of a whole attention head.
+        MODEL is the residual stream's columns. `heads` is the columns of all queries, cut into groups of whole heads.
+        `key_heads` is the columns of all keys, and of all values; it has a part for each group.
         """
 
     @property

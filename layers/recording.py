@@ -65,7 +65,7 @@ class Cached:
     each page and of each row, as in asynctile/ops/attention_page.py.
     """
 
-    pages: Mapping[tuple[str, int], Sequence[Tile]]
+    pages: Mapping[tuple[int, int], Sequence[Tile]]
     positions: Tile
     owners: Tile
     sequences: Tile

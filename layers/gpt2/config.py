@@ -124,14 +124,14 @@ class GPT2Config(Config):
     def axes(self) -> Mapping[str, Axis]:
         """The axes that cut tensors and activations, by name.
 
-        model: n_embd columns. heads: the same columns in groups of whole heads. sections: q, k and v one after another, each
-        cut like `heads`. hidden: columns of the MLP. vocab, positions: rows of wte and wpe.
+        model: n_embd columns. heads, key_heads: the same columns in groups of whole heads. sections: q, k and v one after
+        another, each cut like `heads`. hidden: columns of the MLP. vocab, positions: rows of wte and wpe.
         """
+        heads = Axis(self.n_embd, self.head_size)
         return {
-            MODEL: Axis(self.n_embd), "heads": Axis(self.n_embd, self.head_size),
-            "sections": Axis(self.n_embd, self.head_size, times=3), "hidden": Axis(self.inner),
-            "vocab": Axis(self.vocab_size, padded=True), "positions": Axis(self.block_size),
-        }  # fmt: skip
+            MODEL: Axis(self.n_embd), "heads": heads, "key_heads": heads, "sections": replace(heads, times=3),
+            "hidden": Axis(self.inner), "vocab": Axis(self.vocab_size, padded=True), "positions": Axis(self.block_size),
+        }
 
     @property
     def head_tensor(self) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from asynctile.layers.architecture import Architecture
-from asynctile.layers.gpt2 import block, embedding, final
+from asynctile.layers.block import PreNormBlock
+from asynctile.layers.final import NormedHead
+from asynctile.layers.gpt2 import attention, embedding, mlp
 from asynctile.layers.gpt2.config import GPT2Config
+from asynctile.layers.gpt2.layernorm import LAYERNORM
 
+BLOCK = PreNormBlock(norm=LAYERNORM, norm_1="h.{}.ln_1", attention=attention, norm_2="h.{}.ln_2", mlp=mlp)
 #: The two buffers of a block are attn.bias and attn.masked_bias, which old files contain.
 GPT2 = Architecture(
-    config=GPT2Config, embedding=embedding, block=block, head=final,
+    config=GPT2Config, embedding=embedding, block=BLOCK, head=NormedHead(LAYERNORM, "ln_f"),
     repeated={"lm_head.weight": "transformer.wte.weight"}, block_buffers=2,
 )  # fmt: skip

@@ -21,7 +21,8 @@ from asynctile.layers import GPT2, GPT2Config, Trainer, architectures, head
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.config import MODEL, TOKENS, Axis, Config, Tensor
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.gpt2 import block, embedding
+from asynctile.layers.gpt2 import embedding
+from asynctile.layers.gpt2.family import BLOCK
 from asynctile.layers.layout import shapes
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.model import model_state_of
@@ -53,8 +54,9 @@ class PlainConfig(Config):
     @property
     def axes(self) -> Mapping[str, Axis]:
         return {
-            MODEL: Axis(self.width), "heads": Axis(self.width, 4), "sections": Axis(self.width, 4, times=3),
-            "hidden": Axis(2 * self.width), "vocab": Axis(self.vocab_size), "positions": Axis(self.block_size),
+            MODEL: Axis(self.width), "heads": Axis(self.width, 4), "key_heads": Axis(self.width, 4),
+            "sections": Axis(self.width, 4, times=3), "hidden": Axis(2 * self.width),
+            "vocab": Axis(self.vocab_size), "positions": Axis(self.block_size),
         }  # fmt: skip
 
     def first_tensors(self) -> Iterator[Tensor]:
@@ -79,7 +81,7 @@ class PlainConfig(Config):
 
 
 PLAIN = Architecture(
-    config=PlainConfig, embedding=embedding, block=block, head=head, repeated={"output.weight": "decoder.wte.weight"},
+    config=PlainConfig, embedding=embedding, block=BLOCK, head=head, repeated={"output.weight": "decoder.wte.weight"},
 )  # fmt: skip
 CONFIG, TILE = PlainConfig(), 8
 BATCHES = [tuple(np.random.default_rng(seed).integers(0, CONFIG.vocab_size, (2, 2, 11))) for seed in range(4)]
