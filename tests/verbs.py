@@ -156,13 +156,106 @@ def layernorm_whole_backward(
     layernorm_gradients(dinp, x, stats, dgain, dbias, begun)
 
 
-def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Yield (head, its columns, rows of queries, rows of keys) for every head of every sequence."""
+def rmsnorm_stats(x: Array, stats: Array, seen: int, last: bool, width: int, eps: float) -> None:
+    squares = np.square(x, dtype=np.float64).sum(1, keepdims=True) + (stats if seen else 0)
+    stats[:] = 1 / np.sqrt(squares / width + eps) if last else squares
+
+
+def rmsnorm(x: Array, stats: Array, gain: Array, y: Array) -> None:
+    y[:] = x.astype(np.float64) * stats * gain
+
+
+def rmsnorm_whole(x: Array, gain: Array, stats: Array, y: Array, eps: float) -> None:
+    rmsnorm_stats(x, stats, 0, True, x.shape[1], eps)
+    rmsnorm(x, stats, gain, y)
+
+
+def rmsnorm_sums(dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
+    _add(sums, (dinp.astype(np.float64) * gain * x * stats).sum(1, keepdims=True), accumulate)
+
+
+def rmsnorm_backward(
+    dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, dx: Array, width: int, accumulate: bool
+) -> None:
+    _add(dx, stats * (dinp.astype(np.float64) * gain - x * stats.astype(np.float64) * sums / width), accumulate)
+
+
+def rmsnorm_gradients(dinp: Array, x: Array, stats: Array, dgain: Array, accumulate: bool) -> None:
+    _add(dgain, (dinp.astype(np.float64) * x * stats).sum(0), accumulate)
+
+
+def rmsnorm_whole_backward(
+    dinp: Array, x: Array, stats: Array, gain: Array, dx: Array, dgain: Array, accumulate: bool, begun: bool
+) -> None:
+    sums = np.empty((x.shape[0], 1))
+    rmsnorm_sums(dinp, x, stats, gain, sums, False)
+    rmsnorm_backward(dinp, x, stats, gain, sums, dx, x.shape[1], accumulate)
+    rmsnorm_gradients(dinp, x, stats, dgain, begun)
+
+
+def rmsnorm_heads(x: Array, gain: Array, y: Array, heads: int, eps: float) -> None:
+    for columns in np.split(np.arange(x.shape[1]), heads):
+        normed = np.empty((len(x), len(columns)))
+        rmsnorm_whole(x[:, columns], gain, np.empty((len(x), 1)), normed, eps)
+        y[:, columns] = normed
+
+
+def rmsnorm_heads_backward(x: Array, gain: Array, dy: Array, dgain: Array, heads: int, eps: float, begun: bool) -> None:
+    total = dgain.astype(np.float64) if begun else np.zeros(len(dgain))
+    for columns in np.split(np.arange(x.shape[1]), heads):
+        stats, dx = np.empty((len(x), 1)), np.empty((len(x), len(columns)))
+        rmsnorm_stats(x[:, columns], stats, 0, True, len(columns), eps)
+        rmsnorm_whole_backward(dy[:, columns], x[:, columns], stats, gain, dx, total, False, True)
+        dy[:, columns] = dx
+    dgain[:] = total
+
+
+def _turned(x: Array, positions: Array, heads: int, rotation: tuple[float, ...]) -> Array:
+    theta, factor, low, high, original = rotation
+    half = x.shape[1] // heads // 2
+    frequencies = np.float32(theta ** -(np.arange(half) / half)).astype(np.float64)
+    if factor:
+        smooth = np.clip((original * frequencies / (2 * np.pi) - low) / (high - low), 0, 1)
+        frequencies = (1 - smooth) * frequencies / factor + smooth * frequencies
+    angles = (positions.astype(np.float32)[:, None] * np.float32(frequencies)).astype(np.float64)
+    pairs = x.astype(np.float64).reshape(len(x), heads, 2, half)
+    turned = (pairs[:, :, 0] + 1j * pairs[:, :, 1]) * np.exp(1j * angles)[:, None]
+    return np.stack([turned.real, turned.imag], axis=2).reshape(x.shape)
+
+
+def rope(x: Array, seqs: int, start: int, heads: int, inverse: bool, *rotation: float) -> None:
+    positions = _positions(x, seqs, start)
+    x[:] = _turned(x, -positions if inverse else positions, heads, rotation)
+
+
+def rope_rows(positions: Array, x: Array, heads: int, *rotation: float) -> None:
+    there = positions >= 0
+    x[there] = _turned(x[there], positions[there], heads, rotation)
+
+
+def swiglu(gate: Array, up: Array, y: Array) -> None:
+    y[:] = gate * _sigmoid(gate) * up
+
+
+def swiglu_and_backward(gate: Array, up: Array, y: Array, grad: Array, dgate: Array) -> None:
+    swiglu(gate, up, y)
+    share = _sigmoid(gate)
+    dgate[:] = grad * up.astype(np.float64) * share * (1 + gate * (1 - share))
+    grad[:] = grad * gate * share
+
+
+def _sigmoid(x: Array) -> Array:
+    return (1 + np.tanh(x.astype(np.float64) / 2)) / 2
+
+
+def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, slice, slice, slice, slice]]:
+    """Yield (head, its columns, those of its key head, rows of queries, rows of keys) for every head of every sequence."""
     size, queries, keys = q.shape[1] // heads, q.shape[0] // seqs, k.shape[0] // seqs
     for s in range(seqs):
         for h in range(heads):
-            columns = slice(h * size, (h + 1) * size)
-            yield h, columns, slice(s * queries, (s + 1) * queries), slice(s * keys, (s + 1) * keys)
+            group = h // (q.shape[1] // k.shape[1])
+            columns, shared = (slice(at * size, (at + 1) * size) for at in (h, group))
+            yield h, columns, shared, slice(s * queries, (s + 1) * queries), slice(s * keys, (s + 1) * keys)
 
 
 def _scores(q: Array, k: Array, diagonal: bool) -> Array:
@@ -175,8 +268,8 @@ def _scores(q: Array, k: Array, diagonal: bool) -> Array:
 def attention(
     q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> None:
-    for h, columns, i, j in _heads(q, k, seqs, heads):
-        scores = _scores(q[i, columns], k[j, columns], diagonal)
+    for h, columns, shared, i, j in _heads(q, k, seqs, heads):
+        scores = _scores(q[i, columns], k[j, shared], diagonal)
         largest, total, value = scores.max(1), 0.0, 0.0
         if not first:
             largest = np.maximum(largest, stats[h, i])
@@ -184,7 +277,7 @@ def attention(
             total, value = stats[heads + h, i] * shrink, out[i, columns] * shrink[:, None]
         weights = np.exp(scores - largest[:, None])
         total = total + weights.sum(1)
-        value = value + weights @ v[j, columns]
+        value = value + weights @ v[j, shared]
         out[i, columns] = value / total[:, None] if diagonal else value
         stats[h, i] = largest + np.log(total) if diagonal else largest
         stats[heads + h, i] = total
@@ -221,15 +314,16 @@ def attention_backward(
     q: Array, k: Array, v: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
     seqs: int, heads: int, first: bool, diagonal: bool,
 ) -> None:  # fmt: skip
-    for h, columns, i, j in _heads(q, k, seqs, heads):
-        weights = np.exp(_scores(q[i, columns], k[j, columns], diagonal) - stats[h, i][:, None].astype(np.float64))
-        dweights = dout[i, columns].astype(np.float64) @ v[j, columns].T
+    for h, columns, shared, i, j in _heads(q, k, seqs, heads):
+        weights = np.exp(_scores(q[i, columns], k[j, shared], diagonal) - stats[h, i][:, None].astype(np.float64))
+        dweights = dout[i, columns].astype(np.float64) @ v[j, shared].T
         dscores = weights * (dweights - delta[h, i][:, None]) / np.sqrt(columns.stop - columns.start)
         if first and diagonal:
             dscores[0] = 0
-        _add(dq[i, columns], dscores @ k[j, columns], not first)
-        _add(dk[j, columns], dscores.T @ q[i, columns], not diagonal)
-        _add(dv[j, columns], weights.T @ dout[i, columns], not diagonal)
+        begun = not diagonal or shared.start * q.shape[1] // k.shape[1] != columns.start
+        _add(dq[i, columns], dscores @ k[j, shared], not first)
+        _add(dk[j, shared], dscores.T @ q[i, columns], begun)
+        _add(dv[j, shared], weights.T @ dout[i, columns], begun)
 
 
 def attention_backward_whole(
@@ -342,6 +436,7 @@ VERBS: dict[str, Callable[..., None]] = {
         embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
         gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
         layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
-        sum_squares,
+        rmsnorm, rmsnorm_backward, rmsnorm_gradients, rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums,
+        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, sum_squares, swiglu, swiglu_and_backward,
     )
 }  # fmt: skip

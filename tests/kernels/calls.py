@@ -14,6 +14,8 @@ Call = tuple[list[np.ndarray], tuple[Any, ...], bool]
 R, C = 70, 264
 #: Sequences, tokens of each, heads, columns of a head.
 ATTENTION = (2, 96, 2, 64)
+#: As LLaMA 3.1 has it.
+ROTATION = (500000.0, 8.0, 1.0, 4.0, 8192.0)
 
 
 def every_call(dtype: str) -> dict[str, Call]:
@@ -24,7 +26,7 @@ def every_call(dtype: str) -> dict[str, Call]:
 def calls(dtype: str) -> dict[str, Call]:
     """Return the call of each verb but those of attention of sequences."""
     x, y = random(1, R, C), random(2, R, C)
-    row, pair, wide = random(4, C), np.abs(random(5, R, 2)), np.abs(random(6, R, 3))
+    row, head, pair, wide = random(4, C), random(16, C // 3), np.abs(random(5, R, 2)), np.abs(random(6, R, 3))
     tokens = np.random.default_rng(7).integers(0, 90, R).astype(np.int32)
     typed, square = random(8, R, C, dtype=dtype), random(10, C, C, dtype=dtype)
     hyper = np.abs(random(9, 9))
@@ -55,6 +57,20 @@ def calls(dtype: str) -> dict[str, Call]:
         "layernorm_sums": ([x, y, pair, row, poison(R, 2)], (False,), False),
         "layernorm_backward": ([x, y, pair, row, np.abs(random(3, R, 2)), poison(R, C)], (C, False), False),
         "layernorm_gradients": ([x, y, pair, row, row.copy()], (True,), False),
+        "rmsnorm_stats": ([x, poison(R, 1)], (0, True, C, 1e-5), False),
+        "rmsnorm": ([x, pair[:, :1].copy(), row, out], (), False),
+        "rmsnorm_whole": ([x, row, poison(R, 1), out], (1e-5,), False),
+        "rmsnorm_whole_backward": ([x, y, pair[:, :1].copy(), row, poison(R, C), row.copy()], (False, True), False),
+        "rmsnorm_sums": ([x, y, pair[:, :1].copy(), row, poison(R, 1)], (False,), False),
+        "rmsnorm_backward": ([x, y, pair[:, :1].copy(), row, random(3, R, 1), poison(R, C)], (C, False), False),
+        "rmsnorm_gradients": ([x, y, pair[:, :1].copy(), row.copy()], (True,), False),
+        "rmsnorm_heads": ([typed, head, out], (3, 1e-5), False),
+        "rmsnorm_heads_backward": ([typed, head, random(11, R, C, dtype=dtype), head.copy()], (3, 1e-5, True), False),
+        "rope": ([typed.copy()], (2, 5, 3, True, *ROTATION), False),
+        "rope_rows": ([placed[1::2].copy(), typed.copy()], (3, *ROTATION), False),
+        "swiglu": ([typed, random(11, R, C, dtype=dtype), out], (), False),
+        "swiglu_and_backward": (
+            [typed, *(random(seed, R, C, dtype=dtype) for seed in (11, 12, 13)), poison(R, C, dtype=dtype)], (), False),
         "cross_entropy": ([typed, tokens, wide], (0, 3, False, True), True),
         "cross_entropy_backward": ([tokens, wide, np.ones(1, np.float32), typed], (0, 3), False),
         "embed_positions": ([random(12, R, C, dtype=dtype), x], (1, 3, 0), False),

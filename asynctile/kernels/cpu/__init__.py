@@ -22,6 +22,9 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     gemm,
     gemm_rows,
     layernorm,
+    rmsnorm,
+    rope,
+    swiglu,
 )
 from asynctile.kernels.cpu.compiler import compile_apart
 from asynctile.kernels.cpu.jit import KERNELS, LOOPS, cache_folder, has_cache, is_ready, prepare

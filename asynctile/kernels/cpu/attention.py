@@ -117,7 +117,8 @@ def _store(out: Any, stats: Any, row: int, rows: int, head: int, last: bool, blo
 @kernel((TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
 def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: int, first: bool, diagonal: bool) -> None:
     """Fold keys and values into out and stats."""
-    step, hs = q.shape[1], q.shape[1] // heads
+    step, hs = k.shape[1], q.shape[1] // heads
+    ratio = q.shape[1] // step
     rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
     packed, block = np.empty((hs, QUERIES), np.float32), np.empty((QUERIES, hs), np.float32)
     scores = np.empty((KEYS, QUERIES), np.float32)
@@ -132,7 +133,7 @@ def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: in
                 reach = min(columns, i + m) if diagonal else columns
                 for j in range(0, reach, KEYS):
                     n = min(KEYS, reach - j)
-                    there = (s * columns + j) * step + h * hs
+                    there = (s * columns + j) * step + h // ratio * hs
                     score(n, hs, k, there, step, packed, scores)
                     if diagonal:
                         mask(scores, n, i - j, LOWEST)

@@ -29,9 +29,9 @@ def _weigh(p: Any, ds: Any, keys: int, scale: float, lse: Any, delta: Any) -> No
 
 
 @inline()
-def _times(n: int, hs: int, m: int, a: Any, b: Any, b_at: int, beta: float, c: Any, c_at: int, step: int) -> None:
+def _times(n: int, hs: int, m: int, a: Any, b: Any, b_at: int, beta: float, c: Any, c_at: int) -> None:
     """Compute c (n, hs) = a (n, m) b (m, hs) + beta c, where c and b are blocks of tiles."""
-    sgemm(n, hs, m, ONE, a, 0, QUERIES, False, b, b_at, step, False, beta, c, c_at, step)
+    sgemm(n, hs, m, ONE, a, 0, QUERIES, False, b, b_at, b.shape[1], False, beta, c, c_at, c.shape[1])
 
 
 @kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
@@ -40,7 +40,8 @@ def attention_backward(
     seqs: int, heads: int, first: bool, diagonal: bool,
 ) -> None:  # fmt: skip
     """Add the contributions of these queries and keys to dq, dk and dv."""
-    step, hs = q.shape[1], q.shape[1] // heads
+    step, hs = k.shape[1], q.shape[1] // heads
+    ratio = q.shape[1] // step
     rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
     scale = scale_of(hs)
     qs_t, douts_t = np.empty((hs, QUERIES), np.float32), np.empty((hs, QUERIES), np.float32)
@@ -50,7 +51,7 @@ def attention_backward(
         for s in range(seqs):
             for i in range(0, rows, QUERIES):
                 m, row = min(QUERIES, rows - i), s * rows + i
-                here = row * step + h * hs
+                here = row * q.shape[1] + h * hs
                 pack_transposed(q, row, m, h * hs, scale, qs_t)
                 pack_transposed(dout, row, m, h * hs, ONE, douts_t)
                 for r in range(QUERIES):
@@ -59,7 +60,7 @@ def attention_backward(
                 reach = min(columns, i + m) if diagonal else columns
                 for j in range(0, reach, KEYS):
                     n = min(KEYS, reach - j)
-                    there = (s * columns + j) * step + h * hs
+                    there = (s * columns + j) * step + h // ratio * hs
                     score(n, hs, k, there, step, qs_t, p)
                     score(n, hs, v, there, step, douts_t, ds)
                     _weigh(p, ds, n, scale, state[0], state[1])
@@ -68,11 +69,11 @@ def attention_backward(
                         mask(ds, n, 0, ZERO)
                         if first and i == 0:
                             ds[0, 0] = ZERO  # a single key: exactly zero, where two roundings would differ
-                    beta = ZERO if diagonal and j == i else ONE
-                    _times(n, hs, m, p, dout, here, beta, dv, there, step)
-                    _times(n, hs, m, ds, q, here, beta, dk, there, step)
+                    beta = ZERO if diagonal and j == i and h % ratio == 0 else ONE
+                    _times(n, hs, m, p, dout, here, beta, dv, there)
+                    _times(n, hs, m, ds, q, here, beta, dk, there)
                     beta = ZERO if first and j == 0 else ONE
-                    sgemm(m, hs, n, ONE, ds, 0, QUERIES, True, k, there, step, False, beta, dq, here, step)
+                    sgemm(m, hs, n, ONE, ds, 0, QUERIES, True, k, there, step, False, beta, dq, here, q.shape[1])
 
 
 @kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT))

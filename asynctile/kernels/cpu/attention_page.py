@@ -147,15 +147,15 @@ def attention_page(
     if owner >= 0:
         _store(k, v, page, rows, owner, start)
         places, columns = page.shape[0] // 2, page.shape[1]
-        hs = columns // heads
+        hs, ratio = q.shape[1] // heads, q.shape[1] // columns
         packed, scores = np.empty((GROUP, hs), np.float32), np.empty((GROUP, places), np.float32)
         gathered, decays = np.empty((GROUP, hs), np.float32), np.empty(GROUP, np.float32)
         group, seen = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
         count, most, r = _next_group(rows, 0, owner, start, places, group, seen)
         while count:
             for h in range(heads):
-                at = h * hs
-                keys, values = on(start_of(page), at), on(start_of(page), places * columns + at)
+                at, there = h * hs, h // ratio * hs
+                keys, values = on(start_of(page), there), on(start_of(page), places * columns + there)
                 x, weights, sums = start_of(packed), start_of(scores), start_of(gathered)
                 _pack(q, at, group, count, packed)
                 _clear(scores)
