@@ -27,16 +27,7 @@ from asynctile.errors import CheckpointError
 from asynctile.layers.carriers import table
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config
-from asynctile.layers.exchange import (
-    CONFIG,
-    Pretrained,
-    check_place,
-    replaced,
-    tensor_name,
-    write_checksums,
-    write_model,
-    write_tensors,
-)
+from asynctile.layers.exchange import CONFIG, Pretrained, check_place, replaced
 from asynctile.layers.layout import tensor_count
 from asynctile.layers.model_state import ModelState
 from asynctile.layers.optimizer import AdamW
@@ -45,6 +36,7 @@ from asynctile.layers.saving import Counted, Progress
 from asynctile.layers.settings import Settings, Training
 from asynctile.layers.snapshot import Snapshot
 from asynctile.layers.telling import told_save
+from asynctile.layers.weight_files import tensor_name, write_checksums, write_model, write_tensors
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.runtime import Runtime
@@ -113,7 +105,7 @@ async def _write(model: ModelState, final: Path, state: bytes, companions: Compa
     read = tiles.read
     async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
         await write_model(folder, model.parameters, companions, read, files)
-        await write_tensors(folder / OPTIMIZER, model.parameters, MOMENTS, read, files)
+        await write_tensors(folder / OPTIMIZER, model.parameters.values(), MOMENTS, read, files)
         await store_file(folder / TRAINER, state, executor=files)
         await write_checksums(folder, files, tiles.add)
     tiles.end()

@@ -1,44 +1,42 @@
-"""Models in the Hugging Face layout of their family, read and written tile by tile.
+"""Models in the Hugging Face layout of their family, read tile by tile; and the folder that a save replaces.
 
 Also read: keys without the family's prefix (`transformer.`), buffers of old files (ignored), a shard index, and a tied head
-stored under its own name. asynctile/storage/tensors.py defines the file format.
+stored under its own name. weight_files.py writes a model, asynctile/storage/tensors.py defines the file format.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
 from asynctile.layers.architectures import architecture_of, config_from_hf
-from asynctile.layers.companions import Companions, companions_to_write, read_companions
-from asynctile.layers.config import Config
+from asynctile.layers.companions import read_companions
 from asynctile.layers.layout import shapes, tensor_count
-from asynctile.layers.parameters import Parameter, Parameters
+from asynctile.layers.parameters import Parameter
 from asynctile.loop.files import Files
 from asynctile.storage.beside import whole_folder
-from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
+from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
-from asynctile.storage.documents import finish, store_file, store_json
-from asynctile.storage.folder import encode_json, read_json, replace_folder
-from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
+from asynctile.storage.documents import finish
+from asynctile.storage.folder import read_json, replace_folder
+from asynctile.storage.input import DOCUMENT_NBYTES, shown
 from asynctile.storage.sizes import format_size
-from asynctile.storage.tensors import TensorReader, TensorWriter
-from asynctile.storage.tile import Tile
+from asynctile.storage.tensors import TensorReader
 
-#: Reads a tile's bytes, from the engine or from a snapshot.
-ReadTile = Callable[[Tile], Awaitable[NDArray[Any]]]
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
 #: How many other tensors a file may have: an untied head, other heads.
 FOREIGN = 16
+#: Two matrices are compared in pieces of at most this many bytes, as float32.
+PIECE_NBYTES = 16 << 20
 
 
 class Pretrained:
@@ -67,7 +65,8 @@ class Pretrained:
         self._reader = TensorReader(self.path, most=tensor_count(self.config) + buffers + FOREIGN)
         try:
             self._names = self._match()
-            check_files(self.path, (WEIGHTS,), tick)  # after _match: a file of the wrong length is found without reading it
+            # After _match, so that a file of the wrong length is found without reading it.
+            check_files(self.path, self._reader.files, tick)
             self._check_tied()
         except BaseException:
             self._reader.close()
@@ -106,7 +105,7 @@ class Pretrained:
         rows, columns = self._reader.shape(other)
         if self._reader.shape(one) != (rows, columns):
             return False
-        step = 1024
+        step = max(1, PIECE_NBYTES // (4 * columns))
         for start in range(0, rows, step):
             self._tick()
             part = (slice(start, min(start + step, rows)), slice(0, columns))
@@ -173,74 +172,3 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
 def _room(path: Path) -> int:
     """Return the free bytes on the disk of `path`, which need not exist itself."""
     return free_nbytes(str(next(folder for folder in path.absolute().parents if folder.exists())))
-
-
-async def write_model(folder: Path, parameters: Parameters, companions: Companions, read: ReadTile, files: Files) -> None:
-    """Write config.json, the companions and model.safetensors into `folder`."""
-    await store_file(folder / CONFIG, _encoded(parameters.config), executor=files)
-    for name, content in companions_to_write(parameters.config, companions).items():
-        await store_file(folder / name, content, executor=files)
-    await write_tensors(folder / WEIGHTS, parameters, ("weights",), read, files)
-
-
-async def write_checksums(folder: Path, files: Files, done: Callable[[int], object] = lambda nbytes: None) -> None:
-    """Write checksums.json, with the checksum of each file of `folder`.
-
-    done: called with the size of each file in bytes, once the file has been read.
-    """
-    sums = {}
-    for path in await files.run(lambda: sorted(folder.iterdir())):
-        sums[path.name] = await files.run(checksum, path, files.tick)
-        done((await files.run(path.stat)).st_size)
-    await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
-
-
-def _encoded(config: Config) -> bytes:
-    """Return config.json as bytes; ValueError if it would be read back as another configuration, or not at all."""
-    values = config.to_hf()
-    content = encode_json(values)
-    try:
-        if len(content) > DOCUMENT_NBYTES:
-            raise ValueError(f"{len(content)} bytes of JSON, expected at most {DOCUMENT_NBYTES}")
-        found = config_from_hf(parse_json(content)).to_hf()
-        changed = [name for name, value in values.items() if found.get(name) != value]
-        if changed:
-            raise ValueError(f"{', '.join(changed)} would be read back with another value")
-    except ValueError as error:
-        raise ValueError(f"the model was not saved, because its config.json could not be read back: {error}; "
-                         "correct this value; the previous save is untouched") from error
-    return content
-
-
-async def write_tensors(
-    path: Path, parameters: Parameters, families: tuple[str, ...], read: ReadTile, files: Files
-) -> None:
-    """Write the tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` returns them."""
-    tensors: dict[str, Any] = {
-        tensor_name(parameter.name, family): (np.float32, parameter.shape)
-        for parameter in parameters.values()
-        for family in families
-    }
-    unfinished = ExitStack()
-
-    def begin() -> TensorWriter:
-        writer = TensorWriter(path, tensors, {"format": "pt"}, files.tick)
-        unfinished.callback(writer.discard)  # does nothing once the writer is closed
-        return writer
-
-    try:
-        writer = await files.run(begin)
-        for parameter in parameters.values():
-            for family in families:
-                name = tensor_name(parameter.name, family)
-                for key, tile in getattr(parameter, family).items():
-                    piece = parameter.cut(await read(tile), *key)
-                    await files.run(writer.write, name, parameter.index(*key), piece)
-        await files.run(writer.close)
-    finally:
-        await files.run(unfinished.close)
-
-
-def tensor_name(parameter: str, family: str) -> str:
-    """Return a tensor's name in the file: weights keep their name, moments append the family."""
-    return parameter if family == "weights" else f"{parameter}.{family}"

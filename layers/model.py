@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
-from asynctile.layers.config import WEIGHT_NBYTES, Config, check_count, check_seed
-from asynctile.layers.exchange import Pretrained, check_place, replaced, write_checksums, write_model
+from asynctile.layers.config import Config, check_count, check_seed
+from asynctile.layers.exchange import Pretrained, check_place, replaced
 from asynctile.layers.generation import written
 from asynctile.layers.guesses import Continuation, answering
 from asynctile.layers.model_state import ModelState
@@ -32,6 +32,8 @@ from asynctile.layers.source import InPlace, Source
 from asynctile.layers.telling import told_save
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.versions import Versions
+from asynctile.layers.weight_dtype import DTYPES, FLOAT32, check_dtype
+from asynctile.layers.weight_files import SHARD_NBYTES, write_checksums, write_model
 from asynctile.share import Share, runtime_of
 from asynctile.storage.input import shown
 
@@ -95,13 +97,17 @@ class Model:
 
         return await runtime.call(job(), undo=cls.release)
 
-    async def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+    async def save_pretrained(self, path: str | os.PathLike[str], *, dtype: str = FLOAT32) -> None:
         """Write config.json, model.safetensors and `companions` in the Hugging Face layout, and checksums.json of all of them.
 
-        The folder is written beside `path` and renamed into place when it is whole. ValueError if `path` is a file or holds
-        other things; CheckpointError if the disk fails or is full; TornModelError if the model is torn.
+        dtype: "float32", "float16" or "bfloat16"; the last two round each weight to the nearest, ties to even. More than 5 GB
+        of weights are cut into files of at most 5 GB, with an index. The folder is written beside `path` and renamed into place
+        when it is whole.
+
+        ValueError if `path` is a file or holds other things, for another dtype, or for a weight that the dtype does not reach;
+        CheckpointError if the disk fails or is full; TornModelError if the model is torn.
         """
-        final, state = Path(path), self._state
+        final, state, name = Path(path), self._state, check_dtype(dtype)
         runtime = state.runtime
 
         async def job() -> None:
@@ -109,10 +115,11 @@ class Model:
                 state.check_whole("save")
                 files = runtime.files(f"the save of {final}")
                 await files.run(check_place, final)
-                nbytes = WEIGHT_NBYTES * self.config.parameter_count
+                nbytes = DTYPES[name].itemsize * self.config.parameter_count
                 with told_save(runtime, self.name, final, self.step_count, behind=False):
                     async with replaced(final, nbytes, files, partial(state.saved_to, final)) as folder:
-                        await write_model(folder, state.parameters, self.companions, runtime.read, files)
+                        await write_model(folder, state.parameters, self.companions, runtime.read, files, dtype=name,
+                                          shard_nbytes=SHARD_NBYTES)  # fmt: skip
                         await write_checksums(folder, files)
 
         await runtime.call(job())

@@ -1,7 +1,7 @@
 """The inside of a model: its tiles on a runtime, the programs recorded for it, and whether its weights are whole.
 
 Trainers, servers, checkpoints and commands take a `ModelState`; users see a `Model` (model.py). What a step computes is
-recorded in step.py, files are written in exchange.py.
+recorded in step.py, files are written in weight_files.py.
 """
 
 from __future__ import annotations

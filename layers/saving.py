@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asynctile.errors import CheckpointError, DeviceError
-from asynctile.layers.exchange import ReadTile
+from asynctile.layers.weight_files import ReadTile
 from asynctile.runtime import Runtime
 from asynctile.storage.tile import Tile
 

@@ -72,11 +72,15 @@ class TensorEntry:
 
 
 def float_code(dtype: DTypeLike) -> str:
-    """Return the file's name for a numpy dtype that can be written (float64, float32, float16); ValueError for others."""
+    """Return the file's name for a dtype that can be written: float64, float32, float16, or uint16 for bits of bfloat16.
+
+    ValueError for others.
+    """
     wanted = np.dtype(dtype)
-    if wanted.kind != "f" or wanted not in FLOATS.values():
+    if wanted not in FLOATS.values():
         raise ValueError(
-            f"dtype {wanted} cannot be written to a safetensors file; expected float32, float16 or float64"
+            f"dtype {wanted} cannot be written to a safetensors file; expected float32, float16, float64, or uint16 for the "
+            "bits of bfloat16"
         )
     return next(code for code, known in FLOATS.items() if known == wanted)
 

@@ -26,7 +26,10 @@ from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import part_of
 from asynctile.storage.piece import Index, find_piece, read_all, write_all
 
-__all__ = ["TensorReader", "TensorWriter"]
+__all__ = ["INDEX", "WEIGHTS", "TensorReader", "TensorWriter"]
+
+#: The file of a folder's tensors; if they are in several files, INDEX says which tensor is in which.
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 #: the longest file name in bytes, on every file system in use
 _MAX_NAME_NBYTES = 255
@@ -38,10 +41,10 @@ _PART_NBYTES = 256 << 20
 class TensorWriter:
     """A new safetensors file of known tensors, filled with pieces in any order.
 
-    tensors: {name: (dtype, shape)}, each dtype one of float32, float16, float64. The space is reserved at once, in a file
-    beside `path` that takes the name `path` in `close()`. An error before that removes it, and leaves an older `path` as it
-    was. Raises CheckpointError if the file cannot be made or the disk has no room. tick: called while the space is reserved,
-    which is slow on some file systems.
+    tensors: {name: (dtype, shape)}, each dtype one of float32, float16, float64, or uint16 for the bits of bfloat16. The space
+    is reserved at once, in a file beside `path` that takes the name `path` in `close()`. An error before that removes it, and
+    leaves an older `path` as it was. Raises CheckpointError if the file cannot be made or the disk has no room. tick: called
+    while the space is reserved, which is slow on some file systems.
     """
 
     def __init__(
@@ -78,10 +81,10 @@ class TensorWriter:
             ) from error
 
     def write(self, name: str, index: Index, array: NDArray[Any]) -> None:
-        """Write `array` at `index` of tensor `name`, converted to the tensor's dtype.
+        """Write `array` at `index` of tensor `name`, converted to the tensor's dtype; bfloat16 takes its bits alone, as uint16.
 
         index: one slice of step 1 per dimension; () is the whole tensor. Raises KeyError for an unknown name, ValueError if the
-        array does not have the index's shape, CheckpointError if the disk fails.
+        array does not have the index's shape or holds no bits of bfloat16, CheckpointError if the disk fails.
         """
         entry = _lookup(self._entries, name, self.path)
         piece = find_piece(entry, index)
@@ -89,6 +92,8 @@ class TensorWriter:
             raise ValueError(
                 f"tensor {name} got an array of shape {np.shape(array)} for a piece of shape {piece.shape}"
             )
+        if entry.dtype == "BF16" and array.dtype != FLOATS["BF16"]:
+            raise ValueError(f"tensor {name} got {array.dtype} for bfloat16; expected its bits as {FLOATS['BF16']}")
         source = np.ascontiguousarray(array, FLOATS[entry.dtype])
         try:
             for offset, view in piece.runs(source):
@@ -167,8 +172,12 @@ class TensorReader:
         self.metadata: dict[str, str] = {}
         self._entries: dict[str, TensorEntry] = {}
         self._files: dict[str, tuple[Path, BinaryIO]] = {}  # by tensor
+        #: the names of the files that were opened, and of the index if it was read
+        self.files: list[str] = []
         try:
             for file, wanted in _shards(self.path, most):
+                if wanted is not None and not self.files:
+                    self.files.append(INDEX)
                 self._open(file, wanted, most)
         except BaseException:
             self.close()
@@ -193,6 +202,7 @@ class TensorReader:
         except BaseException:
             file.close()
             raise
+        self.files.append(path.name)
         self._entries |= found
         self._files |= dict.fromkeys(found, (path, file))
         self.metadata |= metadata
@@ -232,7 +242,9 @@ class TensorReader:
                 f"cannot read tensor {name} from {path}: {error.strerror}; copy the checkpoint again"
             ) from error
         if entry.dtype == "BF16":  # the upper half of a float32
-            return (target.astype(np.uint32) << 16).view(np.float32)
+            wide = target.astype(np.uint32)
+            wide <<= 16
+            return wide.view(np.float32)
         return target.astype(np.float32, copy=False)
 
     def close(self) -> None:
@@ -255,11 +267,11 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | None]]:
     """Return the files of a checkpoint, each with the names of the tensors to take from it (None: all)."""
-    index = path / "model.safetensors.index.json"
+    index = path / INDEX
     if not path.is_dir():
         return [(path, None)]
-    if (path / "model.safetensors").exists() or not index.exists():
-        return [(path / "model.safetensors", None)]
+    if (path / WEIGHTS).exists() or not index.exists():
+        return [(path / WEIGHTS, None)]
     table = read_json(index)
     names = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(names, dict) or not all(isinstance(file, str) and _is_name(file) for file in names.values()):

@@ -86,7 +86,7 @@ def test_a_checkpoint_being_written_while_a_step_fails_is_completed(
             raise AsynctileError("step 3 failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("asynctile.layers.exchange.checksum", written)
+        patch.setattr("asynctile.layers.weight_files.checksum", written)
         after_each_step(patch, failing)
         status, _, err = train("--out", run, "--save-every", 2, "--validate-every", 6)
     assert status == 2 and "step 3 failed" in err

@@ -285,3 +285,15 @@ def test_a_pipe_in_place_of_tensors_is_refused_at_once(tmp_path):
     for path in (tmp_path, tmp_path / "model.safetensors"):
         with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors: it is a pipe"):
             TensorReader(path)
+
+
+def test_bfloat16_takes_bits_and_is_read_as_float32(tmp_path):
+    bits = np.arange(0x3F00, 0x3F30, dtype=np.uint16).reshape(6, 8)
+    with TensorWriter(tmp_path / "a", {"a": (np.uint16, bits.shape)}) as writer:
+        writer.write("a", (slice(0, 6), slice(0, 3)), bits[:, :3])
+        writer.write("a", (slice(0, 6), slice(3, 8)), bits[:, 3:])
+        with pytest.raises(ValueError, match="tensor a got float32 for bfloat16"):
+            writer.write("a", (), np.zeros(bits.shape, np.float32))
+    with TensorReader(tmp_path / "a") as reader:
+        assert reader.dtype("a") == "BF16"
+        np.testing.assert_array_equal(reader.read("a"), (bits.astype(np.uint32) << 16).view(np.float32))

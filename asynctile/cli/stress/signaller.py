@@ -22,7 +22,7 @@ from asynctile.cli.stress.command import TrainCommand
 from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import End
-from asynctile.layers import exchange
+from asynctile.layers import weight_files
 
 __all__ = ["Signaller"]
 
@@ -127,7 +127,7 @@ def _slow_save() -> None:
     """Make a save slow in its middle once a signal has come."""
     seen: list[bool] = []
     _as_program(lambda: seen.append(True))
-    checksum = exchange.checksum
+    checksum = weight_files.checksum
 
     def slow(*given: Any) -> str:
         if seen:
@@ -135,7 +135,7 @@ def _slow_save() -> None:
             time.sleep(_SLOW_S)
         return checksum(*given)
 
-    setattr(exchange, "checksum", slow)  # noqa: B010
+    setattr(weight_files, "checksum", slow)  # noqa: B010
 
 
 if __name__ == "__main__":
