@@ -10,6 +10,7 @@ from typing import Any
 
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.config import Config
+from asynctile.layers.foreign import check_fields
 from asynctile.layers.gpt2.family import GPT2
 from asynctile.storage.input import shown
 
@@ -27,6 +28,7 @@ def config_from_hf(values: Mapping[str, Any]) -> Config:
 
     ValueError for an unknown family, or for a variant that is not implemented here.
     """
+    check_fields(values)
     kind = values.get("model_type", GPT2.config.model_type)  # old GPT-2 files do not have the key
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"config.json says model_type {shown(kind)}; only {', '.join(map(repr, ARCHITECTURES))} can be loaded")

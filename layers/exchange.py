@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
+from asynctile.layers import foreign
 from asynctile.layers.architectures import architecture_of, config_from_hf
 from asynctile.layers.companions import read_companions
 from asynctile.layers.layout import shapes, tensor_count
@@ -28,6 +29,7 @@ from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
 from asynctile.storage.documents import finish
 from asynctile.storage.folder import read_json, replace_folder
+from asynctile.storage.header import FLOATS
 from asynctile.storage.input import DOCUMENT_NBYTES, shown
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader
@@ -49,6 +51,9 @@ class Pretrained:
         """Open and check the folder `path`. tick: called repeatedly while files are read."""
         self._tick = tick
         self.path = whole_folder(path)
+        other = foreign.of_folder(self.path)
+        if other is not None:
+            raise CheckpointError(other)
         if not self.path.is_dir():
             raise CheckpointError(f"{path} is not a folder: expected a folder with config.json and model.safetensors")
         check_files(self.path, (CONFIG,), tick, limit=DOCUMENT_NBYTES)
@@ -79,6 +84,9 @@ class Pretrained:
     def _match(self) -> dict[str, str]:
         """Return the file's name of each of our tensors. CheckpointError for missing tensors or other shapes."""
         found = set(self._reader.names())
+        quantised = foreign.of_tensors(found)
+        if quantised is not None:
+            raise CheckpointError(f"{self.path}: {quantised}")
         names = {}
         # Lazily, up to the first missing tensor: a config that claims too many layers costs nothing.
         for name, expected in shapes(self.config):
@@ -89,6 +97,9 @@ class Pretrained:
             shape = self._reader.shape(stored)
             if shape != expected:
                 raise CheckpointError(f"{self.path}: {stored} has shape {shown(shape)}, its config.json requires {expected}")
+            if (dtype := self._reader.dtype(stored)) not in FLOATS:
+                raise CheckpointError(f"{self.path}: {stored} holds {dtype}, expected one of {', '.join(FLOATS)}; load weights "
+                                      "in one of these")
             names[name] = stored
         return names
 

@@ -17,6 +17,7 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
+from asynctile.layers.foreign import of_folder
 from asynctile.layers.gpt2.config import STANDARD
 from asynctile.layers.model_state import check_room
 from asynctile.layers.special_tokens import of_tokenizer
@@ -32,10 +33,13 @@ SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
 
 
 def model_folder(options: Options) -> Path | None:
-    """Return the folder of the initial weights, if --model names one."""
-    if options.model is None or options.model in STANDARD or not Path(options.model).is_dir():
+    """Return the folder of the initial weights, if --model names one; ValueError for weights of another format."""
+    if options.model is None or options.model in STANDARD:
         return None
-    return Path(options.model)
+    path = Path(options.model)
+    if (other := of_folder(path)) is not None:
+        raise ValueError(f"--model {options.model}: {other}")
+    return path if path.is_dir() else None
 
 
 def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | None = None) -> Config:
@@ -137,9 +141,9 @@ def _named_shape(name: str | None, vocab_size: int) -> Config:
                          f"config.json or one of {', '.join(STANDARD)}; supported model families: "
                          f"{', '.join(ARCHITECTURES)}") from error
     except ValueError as error:
-        raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a GPT-2's config.json") from error
+        raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a model's config.json") from error
     if not isinstance(values, dict):
-        raise ValueError(f"--model {name}: {path} is JSON, but not an object; expected a GPT-2's config.json")
+        raise ValueError(f"--model {name}: {path} is JSON, but not an object; expected a model's config.json")
     try:
         return config_from_hf(values)
     except ValueError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from asynctile.cli.run_folder import RunFolder
 from asynctile.errors import CheckpointError
+from asynctile.layers.foreign import of_folder
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
 
 __all__ = ["find_model", "run_of"]
@@ -16,6 +17,8 @@ __all__ = ["find_model", "run_of"]
 
 def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokenizer]:
     """Return the folder of the weights and the tokenizer of a run or a model folder."""
+    if not (folder / "run.json").is_file() and (other := of_folder(folder)) is not None:
+        raise ValueError(other)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder of a run (with run.json) or of a model (with "
                          "config.json)")

@@ -297,3 +297,11 @@ def test_a_run_needs_no_more_than_the_first_refusal_of_a_cap_names(
     (need,) = re.findall(r"\((\d+) bytes\)", refusal[2])
     refused(capped(int(need) - 1), f"({need} bytes)")
     assert capped(int(need))[0] == 0
+
+
+@pytest.mark.parametrize(("name", "word"), [("model.gguf", "GGUF"), ("adapter_config.json", "an adapter without its base")])
+def test_a_model_of_another_format_is_named(program: Program, tmp_path: Path, name: str, word: str) -> None:
+    (tmp_path / name).write_text("{}")
+    for place in (tmp_path, tmp_path / name):
+        refused(program("train", "--model", place), f"--model {place}: {tmp_path}", name, word)
+        refused(program("generate", place, "--prompt", "a"), name, word, command="generate")

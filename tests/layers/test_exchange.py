@@ -85,6 +85,22 @@ def many() -> dict[str, Any]:
     return {f"transformer.h.{n}.x": {"dtype": "F32", "shape": [], "data_offsets": [4 * n, 4 * n + 4]} for n in range(20_000)}
 
 
+def instead(name: str) -> Damage:
+    """Put a file of another format into the place of the weights."""
+    return lambda folder: (folder / "model.safetensors").rename(folder / name)
+
+
+def tensor(name: str, array: Any) -> Damage:
+    """Add a tensor to the weights, or replace one."""
+
+    def put(folder: Path) -> None:
+        tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes(CONFIG)}
+        save_file(tensors | {name: array}, folder / "model.safetensors")
+
+    return put
+
+
+C_FC = "transformer.h.0.mlp.c_fc"
 DEEP = "[" * 100_000
 
 
@@ -104,6 +120,21 @@ DEEP = "[" * 100_000
     (config(n_inner="x" * 10**5), "config.json: n_inner is 'xxx"),
     (config(model_type=["x"] * 10**5), "config.json: config.json says model_type ['x', "),
     (config(activation_function="\ud800\x1b[31m"), r"config.json: config.json says activation_function '\ud800\x1b[31m'"),
+    (config(quantization_config={"quant_method": "gptq", "bits": 4}),
+     "config.json: config.json has quantization_config 'gptq': quantised weights are not computed here; load the weights"),
+    (config(quantization_config={"load_in_8bit": True}), "config.json has quantization_config: quantised weights"),
+    (config(num_experts=128), "config.json says num_experts 128: a mixture of experts is not computed here; load a dense"),
+    (config(num_local_experts=8, model_type="mixtral"), "config.json says num_local_experts 8: a mixture of experts"),
+    (config(vision_config={}, n_routed_experts=64), "config.json says n_routed_experts 64: a mixture"),
+    (config(vision_config={"depth": 32}, model_type="qwen2_vl"), "config.json has vision_config: a model of pictures"),
+    (config(text_config={"n_layer": 2}), "config.json has text_config: a model of more than text"),
+    (instead("model-Q4_K_M.gguf"), "but model-Q4_K_M.gguf: GGUF, which is mostly quantised; load the weights"),
+    (instead("pytorch_model-00001-of-00002.bin"), "pickled weights, which can run code; open them with transformers"),
+    (instead("consolidated.00.pth"), "weights in their makers' own layout; load the folder"),
+    (instead("adapter_config.json"), "an adapter without its base model; merge it"),
+    (tensor(f"{C_FC}.qweight", np.zeros((1, 2), np.int32)), f"it holds {C_FC}.qweight, a tensor of GPTQ or AWQ: quantised"),
+    (tensor(f"{C_FC}.weight.absmax", np.zeros(2, np.float32)), "weight.absmax, a tensor of bitsandbytes: quantised weights"),
+    (tensor(f"{C_FC}.weight", np.zeros((4, 16), np.uint8)), "c_fc.weight holds U8, expected one of F64, F32, F16, BF16; load"),
     (text("config.json", DEEP), "config.json is damaged: its 100000 bytes are not JSON (it is nested deeper"),
     (text("config.json", '{"a":' * 100_000), "config.json is damaged: its 500000 bytes are not JSON (it is nested deeper"),
     (text("config.json", "[" + "[]," * 3_000_000), "cannot read"),
