@@ -29,6 +29,7 @@ LIMITS = {
     "special_tokens_map.json": DOCUMENT_NBYTES,
     "added_tokens.json": DOCUMENT_NBYTES,
     "chat_template.jinja": DOCUMENT_NBYTES,
+    "tokenizer.model": 32 << 20,
     "vocab.json": 32 << 20,
     "merges.txt": 32 << 20,
     CARD: DOCUMENT_NBYTES,

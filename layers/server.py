@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import BudgetError, DeviceError
@@ -17,7 +16,7 @@ from asynctile.layers.requests import Request, Token, check_prompt
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.serving import MOST, Serving
 from asynctile.layers.source import Source
-from asynctile.layers.special_tokens import check_fit
+from asynctile.layers.special_tokens import check_fit, prompt_ids
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.wording import Wording
@@ -156,7 +155,7 @@ class Server:
         except UnicodeEncodeError as error:
             raise ValueError(f"prompt has {prompt[error.start]!r} at character {error.start}, half of a surrogate pair, which "
                              "cannot be encoded; decode the text as a whole, or with errors='replace'") from None
-        return self._tokenizer.encode(prompt).astype(np.int64)
+        return prompt_ids(self._tokenizer, prompt)
 
     def _wording(self, stopping: Stopping, stop: str | Collection[str], prompt: list[int]) -> Wording:
         if self._tokenizer is None and stop:

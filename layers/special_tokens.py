@@ -1,7 +1,7 @@
 """The purpose of a tokenizer's special tokens: which ones begin and end a text, and the files that tell other programs.
 
-Also covers whether a model has these tokens, and what separates documents. companions.py lists the files of a model,
-tokenizer.py makes tokens.
+Also covers whether a model has these tokens, what separates documents, what stands around a prompt, and where a text ends.
+companions.py lists the files of a model, tokenizer.py makes tokens.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.companions import TOKENIZER, TOKENIZER_CONFIG
+from asynctile.layers.companions import GENERATION, TOKENIZER, TOKENIZER_CONFIG, Companions
+from asynctile.layers.config import Config
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.folder import encode_json
-from asynctile.storage.input import shown
+from asynctile.storage.input import parse_json, shown
 
 #: Names of special tokens by purpose. A tokenizer.json only tells which tokens are special. Their names tell the purpose.
 NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
@@ -44,6 +45,34 @@ def separator(tokenizer: Tokenizer) -> NDArray[Any]:
     end = _named(tokenizer).get("eos")
     blank = tokenizer.encode("\n\n")
     return blank if end is None else np.asarray([tokenizer.special[end]], blank.dtype)
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
+    """Return the ids (T,) of a prompt, as transformers gives them to a model.
+
+    A tokenizer.json may put tokens around a text, such as LLaMA's first one. A tokenizer without `encode_prompt` does not.
+    """
+    encode = getattr(tokenizer, "encode_prompt", tokenizer.encode)
+    return np.asarray(encode(text), np.int64)
+
+
+def end_ids(files: Companions, config: Config) -> list[int]:
+    """Return the tokens that end a text, as generation_config.json says, otherwise config.json; those of the vocabulary alone.
+
+    files: a model's companions. ValueError for a generation_config.json that is damaged or says something else.
+    """
+    values = config.to_hf()
+    if GENERATION in files:
+        try:
+            found = parse_json(files[GENERATION])
+        except ValueError as error:
+            raise ValueError(f"{GENERATION} is damaged: it is not JSON ({error}); copy it again, or remove it") from error
+        values |= found if isinstance(found, dict) else {}
+    said = values.get("eos_token_id")
+    ids = said if isinstance(said, list) else [] if said is None else [said]
+    if not all(type(id) is int and id >= 0 for id in ids):
+        raise ValueError(f"{GENERATION} says eos_token_id {shown(said)}, expected a token id, several, or null")
+    return [id for id in ids if id < config.vocab_size]
 
 
 def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:

@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
 class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library.
 
-    It adds no special tokens around a text, and neither cuts nor pads it: a corpus is one long text.
+    `encode` adds no special tokens around a text, and neither cuts nor pads it: a corpus is one long text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -111,10 +111,17 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
         """Return ids (n,), uint16 if the vocabulary fits, otherwise uint32. ValueError for a text that it cannot encode."""
+        return self._encoded(text, around=False)
+
+    def encode_prompt(self, text: str | bytes) -> NDArray[Any]:
+        """Return the ids of `encode`, and around them the tokens that the tokenizer.json names, such as LLaMA's first one."""
+        return self._encoded(text, around=True)
+
+    def _encoded(self, text: str | bytes, *, around: bool) -> NDArray[Any]:
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
         with _said("the tokenizer cannot encode the text", _ANOTHER):
-            return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=around).ids, self._dtype)
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of ids (n,); ValueError for an id outside the vocabulary."""

@@ -20,6 +20,7 @@ from asynctile.cli.terminal import say
 from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2, Sampling
 from asynctile.layers.special_tokens import check_fit as check_tokenizer
+from asynctile.layers.special_tokens import end_ids, prompt_ids
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.input import shown
@@ -40,13 +41,14 @@ def run(given: dict[str, Any]) -> int:
 
 async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer, sampling: Sampling,
                     stopping: Stopping) -> None:  # fmt: skip
-    prompt = tokenizer.encode(given["prompt"]).astype("int64")
+    prompt = prompt_ids(tokenizer, given["prompt"])
     if not prompt.size:
         raise ValueError(f"the tokenizer turns --prompt {shown(given['prompt'])} into no tokens; give another prompt, "
                          "or name the model's own tokenizer with --tokenizer")
     async with engine_of(options) as engine:
         model = await GPT2.from_pretrained(engine, weights)
         check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
+        stopping.add_ids(_end_ids(model, weights))
         say(given["prompt"])
         try:
             async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=given["max_new_tokens"],
@@ -57,3 +59,11 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
             raise AsynctileError(f"the model of {weights}: {error}") from error
         finally:
             say("\n")  # also after Ctrl-C, so that the shell's prompt starts a new line
+
+
+def _end_ids(model: GPT2, weights: Path) -> list[int]:
+    """Return the tokens that end a text of the model in the folder `weights`."""
+    try:
+        return end_ids(model.companions, model.config)
+    except ValueError as error:
+        raise ValueError(f"the model of {weights}: {error}") from error

@@ -110,6 +110,19 @@ def test_a_text_ends_before_a_stop_string_and_no_further_token_is_requested(
     assert writer.is_closed and writer.written == written
 
 
+def test_a_text_ends_at_a_token_that_the_models_generation_config_names(program: Program, folder: Path, writes: Any) -> None:
+    """The folder's checksums are those of another file; a model without them is read unchecked."""
+    (folder / "checksums.json").unlink()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [ord("!"), ord("?")]}))
+    for text, end in (("one? two", 4), ("a!", 2), ("none", 4)):
+        writer = writes(text)
+        assert program("generate", folder, "--prompt", "Once: ") == (0, f"Once: {text.partition('?')[0].strip('!')}\n", "")
+        assert writer.is_closed and writer.written == end
+    (folder / "generation_config.json").write_text('{"eos_token_id": "a"}')
+    refused(program("generate", folder, "--prompt", "a"), f"of {folder}: generation_config.json says eos_token_id 'a'",
+            command="generate")  # fmt: skip
+
+
 def test_an_interrupted_text_ends_its_line(
     program: Program, folder: Path, writes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

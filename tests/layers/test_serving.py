@@ -6,6 +6,7 @@ import asyncio
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, TornModelError
@@ -141,6 +142,13 @@ async def test_where_caps_leave_few_pages_the_next_text_waits_for_them() -> None
         assert await text(server.generate(PROMPTS[0], max_new_tokens=9, seed=0)) == expected[0]
 
 
+class Begun(ByteTokenizer):
+    """A tokenizer that puts token 7 before a prompt."""
+
+    def encode_prompt(self, prompt: str) -> Any:
+        return np.append([7], self.encode(prompt))
+
+
 async def test_text_goes_in_comes_out_and_ends_where_it_should() -> None:
     tokenizer = ByteTokenizer()
     async with Engine("cpu") as engine:
@@ -161,6 +169,9 @@ async def test_text_goes_in_comes_out_and_ends_where_it_should() -> None:
             found = [token async for token in server.generate("Once", stop=["never there", chr(plain)], **options)]
             assert [token.id for token in found] == ids[: end + 1] and found[-1].finish_reason == "stop"
             assert "".join(token.text for token in found) == tokenizer.decode(ids[:end])
+        async with model.serve(tokenizer=Begun()) as server:
+            begun = await text(server.generate("Once", max_new_tokens=9, seed=3))
+            assert begun == await text(server.generate([7, *b"Once"], max_new_tokens=9, seed=3)) != ids[:9]
         async with model.serve() as server:
             with pytest.raises(TypeError, match=r"prompt is a string.*tokenizer"):
                 await text(server.generate("Once"))
