@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
     from asynctile.layers.trainer import Trainer
 
-    #: The name that user programs import. The family of a model follows from its configuration.
+    # At runtime a class below Model (gpt2/model.py). For type checkers the two are one, because Trainer.model is declared as a
+    # Model, and programs have long passed it on as a GPT2.
     GPT2 = Model
 else:
     __getattr__, __dir__ = _on_demand(__name__, {
-        "GPT2": "asynctile.layers.model:Model",
+        "GPT2": "asynctile.layers.gpt2.model:GPT2",
         "AdamW": "asynctile.layers.optimizer:AdamW",
         "ByteTokenizer": "asynctile.layers.tokenizer:ByteTokenizer",
         "Evaluation": "asynctile.layers.evaluation:Evaluation",
@@ -46,6 +47,7 @@ __all__ = [
     "ByteTokenizer",
     "Evaluation",
     "GPT2Config",
+    "Model",
     "Sampling",
     "Server",
     "StepReport",

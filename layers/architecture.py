@@ -63,6 +63,9 @@ class Architecture:
     repeated: alternative names of a tensor. A file may hold the tensor under such a name, in addition to or instead of its own.
 
     block_buffers: how many tensors without weights a file may hold for each block.
+
+    model: module and name of the class that programs know its models by, as "a.b:Name". It derives from Model, which is the
+    default. A name, because its module imports the record.
     """
 
     config: type[Config]
@@ -71,3 +74,4 @@ class Architecture:
     head: Head
     repeated: Mapping[str, str] = field(default_factory=dict)
     block_buffers: int = 0
+    model: str = "asynctile.layers.model:Model"

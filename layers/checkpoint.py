@@ -171,7 +171,7 @@ async def load(runtime: Runtime, path: str | os.PathLike[str]) -> tuple[ModelSta
         raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder written by Trainer.save")
     if await files.run(lambda: (folder / CONFIG).exists() and not (folder / TRAINER).exists()):
         raise CheckpointError(
-            f"{folder} is a model folder without training state ({TRAINER} is missing); load it with GPT2.from_pretrained, or "
+            f"{folder} is a model folder without training state ({TRAINER} is missing); load it with Model.from_pretrained, or "
             "copy the checkpoint again"
         )
     state = await load_json(folder / TRAINER, finite=False, executor=files)  # a caller's data_state may hold any number

@@ -25,7 +25,7 @@ ATTRIBUTES = {
     "Model": {
         "train": "Trainer(model).run(batches)", "parameters": "await model.state_dict()",
         "save": "model.save_pretrained(path), or trainer.save(path) to resume from it", "forward": "model.logits(tokens)",
-        "load": "GPT2.from_pretrained(engine, path)", "fit": "Trainer(model).run(batches)",
+        "load": "Model.from_pretrained(engine, path)", "fit": "Trainer(model).run(batches)",
     },
 }  # fmt: skip
 _TEXT = {"max_tokens": "max_new_tokens", "max_length": "max_new_tokens"}

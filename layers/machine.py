@@ -26,7 +26,7 @@ from asynctile.storage.sizes import parse_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch and how it is trained on, as in Trainer; tile: as in GPT2.create. ValueError for an invalid setting."""
+    """A batch and how it is trained on, as in Trainer; tile: as in Model.create. ValueError for an invalid setting."""
 
     batch_size: int
     seq_len: int

@@ -1,7 +1,7 @@
 """A model as users see it: creation, logits, loss, generation, serving, exchange with Hugging Face files.
 
-The class is known as GPT2; the configuration says which family a model belongs to (architectures.py). Its tiles and programs
-are in model_state.py, training is in trainer.py.
+The configuration says which family a model belongs to (architectures.py). Its tiles and programs are in model_state.py,
+training is in trainer.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from asynctile.layers.architectures import architecture_of
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config, check_count, check_seed
@@ -40,13 +42,14 @@ from asynctile.storage.input import shown
 
 @answering
 class Model:
-    """A model on an engine. Make it with `await GPT2.create(...)` or `await GPT2.from_pretrained(...)`, inside an open engine.
+    """A model on an open engine. Make it with `await Model.create(...)` or `await Model.from_pretrained(...)`.
 
-    To train it, make a `Trainer` of it. engine: the engine, or share of one, that it was made on. config: its configuration.
+    The configuration says which family it belongs to; a GPT-2 is a `GPT2`. To train it, make a `Trainer` of it. engine: the
+    engine, or share of one, that it was made on. config: its configuration.
     """
 
     def __init__(self, engine: Share, state: ModelState) -> None:
-        check_kind("state", state, ModelState, "the inside of a model; make a model with await GPT2.create(engine, config)")
+        check_kind("state", state, ModelState, "the inside of a model; make a model with await Model.create(engine, config)")
         self.engine = engine
         self.config: Config = state.config
         self._state = state
@@ -59,6 +62,16 @@ class Model:
                 f"{self.engine.device} after step {self.step_count}{torn}>")
 
     @classmethod
+    def _of_state(cls, engine: Share, state: ModelState) -> Self:
+        """Return a model with this inside: of the class of its family, unless `cls` is a narrower one."""
+        known = model_class(state.config)
+        return (known if issubclass(known, cls) else cls)(engine, state)
+
+    @classmethod
+    def _check_family(cls, config: Config, place: str) -> None:
+        """Raise ValueError if models of this class have no such configuration. place: where it is from."""
+
+    @classmethod
     async def create(cls, engine: Share, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
         """Make a new model: the same seed gives the same weights, whatever the budget and the tile.
 
@@ -67,12 +80,13 @@ class Model:
         """
         runtime = runtime_of(engine)
         check_kind("config", config, Config, "a GPT2Config, such as GPT2Config.named('gpt2')")
+        cls._check_family(config, "config")
         seed = check_seed(seed)
 
         async def job() -> Self:
             state = ModelState(runtime, config, tile)
             await state.set_weights(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed))
-            return cls(engine, state)
+            return cls._of_state(engine, state)
 
         return await runtime.call(job(), undo=cls.release)
 
@@ -81,7 +95,7 @@ class Model:
         """Load a model in the Hugging Face layout: a folder with config.json and model.safetensors (or shards).
 
         CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute something else
-        (an untied head, another activation); BudgetError as `create`; TypeError unless `engine` is an engine or a share.
+        (another activation, quantised weights); BudgetError as `create`; TypeError unless `engine` is an engine or a share.
         """
         runtime = runtime_of(engine)
 
@@ -89,11 +103,12 @@ class Model:
             files = runtime.files(f"the load of {os.fspath(path)}")
             with ExitStack() as opened:  # entered in the thread, so that a cancelled load closes it too
                 source = await files.run(lambda: opened.enter_context(Pretrained(path, files.tick)))
+                cls._check_family(source.config, f"the model in {source.path}")
                 state = ModelState(runtime, source.config, tile)
                 state.companions = checked(source.companions)
                 await state.set_weights(source.read, files)
             state.last_checkpoint = str(path)
-            return cls(engine, state)
+            return cls._of_state(engine, state)
 
         return await runtime.call(job(), undo=cls.release)
 
@@ -263,7 +278,19 @@ class Model:
         return Server(source, most=most, cache=cache, tokenizer=tokenizer)
 
 
+def model_class(config: Config) -> type[Any]:
+    """Return the class of the models with this configuration: Model, or the one that its family has."""
+    module, _, name = architecture_of(config).model.partition(":")
+    found: type[Any] = getattr(import_module(module), name)
+    return found
+
+
+def model_of(engine: Share, state: ModelState) -> Model:
+    """Return a model with this inside, of the class of its family."""
+    return Model._of_state(engine, state)
+
+
 def model_state_of(model: Model) -> ModelState:
     """Return the state inside a model; TypeError for another object."""
-    check_kind("model", model, Model, "a model, such as GPT2.create makes")
+    check_kind("model", model, Model, "a model, such as Model.create makes")
     return model._state

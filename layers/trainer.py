@@ -35,7 +35,7 @@ from asynctile.layers.data_state import kept
 from asynctile.layers.feed import Steps
 from asynctile.layers.guesses import answering
 from asynctile.layers.keeping import Keeping
-from asynctile.layers.model import Model, model_state_of
+from asynctile.layers.model import Model, model_of, model_state_of
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.requests import check_kind
@@ -283,7 +283,7 @@ class Trainer:
         runtime = runtime_of(engine)
         check_update(update)
         state, training = await runtime.call(load(runtime, path), undo=lambda loaded: loaded[0].release())
-        trainer = cls(Model(engine, state), training.optimizer, update=update, **asdict(training.settings))
+        trainer = cls(model_of(engine, state), training.optimizer, update=update, **asdict(training.settings))
         trainer.skipped_count = training.skipped_count
         trainer.data_state = training.data_state
         return trainer

@@ -19,7 +19,7 @@ async def test_reprs_are_right_before_while_and_after_the_objects_can_be_used() 
         model.name = "mine"
         trainer = Trainer(model, AdamW(lr=0.5), clip_norm=1.0)
         assert repr(model) == (
-            "<Model mine: 3,952 parameters, 1 layer, 2 heads, width 16, vocabulary 32; on emulated after step 0>"
+            "<GPT2 mine: 3,952 parameters, 1 layer, 2 heads, width 16, vocabulary 32; on emulated after step 0>"
         )
         assert repr(trainer).startswith("<Trainer of mine after step 0: AdamW(lr=0.5, betas=(0.9, 0.95), ")
         assert repr(trainer).endswith("clip_norm=1.0, micro_batches=1, replicas=1, recompute='auto'>")

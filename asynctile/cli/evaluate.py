@@ -28,7 +28,7 @@ from asynctile.cli.saved_model import find_model, run_of
 from asynctile.cli.terminal import open_console, print_rows
 from asynctile.cli.validation import tokens_of
 from asynctile.errors import AsynctileError
-from asynctile.layers import GPT2, Evaluation, evaluate
+from asynctile.layers import Evaluation, Model, evaluate
 from asynctile.layers.config import Config
 from asynctile.layers.data import ValidationBatches
 from asynctile.layers.data_source import open_source
@@ -119,7 +119,7 @@ async def _evaluate(
         show(what, done, total, shown)
 
     async with engine_of(placement) as engine:
-        model = await GPT2.from_pretrained(engine, weights)
+        model = await Model.from_pretrained(engine, weights)
         check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
         windows = await documents.finish(asyncio.to_thread(windows_of, model.config, progress))
         done = partial(progress, "evaluating", total=len(windows))

@@ -18,7 +18,7 @@ from asynctile.cli.sample import stream_text
 from asynctile.cli.saved_model import find_model
 from asynctile.cli.terminal import say
 from asynctile.errors import AsynctileError
-from asynctile.layers import GPT2, Sampling
+from asynctile.layers import Model, Sampling
 from asynctile.layers.special_tokens import check_fit as check_tokenizer
 from asynctile.layers.special_tokens import end_ids, prompt_ids
 from asynctile.layers.stopping import Stopping
@@ -46,7 +46,7 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
         raise ValueError(f"the tokenizer turns --prompt {shown(given['prompt'])} into no tokens; give another prompt, "
                          "or name the model's own tokenizer with --tokenizer")
     async with engine_of(options) as engine:
-        model = await GPT2.from_pretrained(engine, weights)
+        model = await Model.from_pretrained(engine, weights)
         check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
         stopping.add_ids(_end_ids(model, weights))
         say(given["prompt"])
@@ -61,7 +61,7 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
             say("\n")  # also after Ctrl-C, so that the shell's prompt starts a new line
 
 
-def _end_ids(model: GPT2, weights: Path) -> list[int]:
+def _end_ids(model: Model, weights: Path) -> list[int]:
     """Return the tokens that end a text of the model in the folder `weights`."""
     try:
         return end_ids(model.companions, model.config)

@@ -13,7 +13,7 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.cli.options import CONSTANT, Options
-from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers import AdamW, GPT2Config, Model, Trainer
 from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
@@ -59,18 +59,18 @@ def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | 
     return shape
 
 
-async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
+async def open_model(engine: Engine, options: Options, shape: Config) -> Model:
     """Return a new model of this shape, or the one in the folder that --model names."""
     folder, tiling = model_folder(options), Tiling(shape, options.tile, runtime_of(engine).device.grain)
     # Fail before hours of reading or drawing the weights.
     tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts, options.replicas)
     if folder is not None:
-        return await GPT2.from_pretrained(engine, folder, tile=options.tile)
+        return await Model.from_pretrained(engine, folder, tile=options.tile)
     check_room(runtime_of(engine), tiling, STATES_NBYTES)
-    return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
+    return await Model.create(engine, shape, seed=options.seed, tile=options.tile)
 
 
-def new_trainer(options: Options, model: GPT2) -> Trainer:
+def new_trainer(options: Options, model: Model) -> Trainer:
     """Return a trainer of `model` at its first step."""
     optimizer = AdamW(betas=(options.beta1, options.beta2), eps=options.eps, weight_decay=options.weight_decay,
                       **_schedule(options))  # fmt: skip
@@ -109,7 +109,7 @@ def _named(optimizer: AdamW) -> dict[str, str]:
     return {**found, "schedule": optimizer.decay, "min-lr": f"{optimizer.min_lr:g}", "decay-steps": f"{optimizer.decay_steps}"}
 
 
-def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:
+def companions_with(tokenizer: Tokenizer, model: Model) -> dict[str, bytes]:
     """Return the files beside the weights of a model that learns with this tokenizer.
 
     These are the tokenizer's files; those that the model brought are kept if they are of this tokenizer.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.cli.terminal import printable
-from asynctile.layers import GPT2, Sampling
+from asynctile.layers import Model, Sampling
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.tokens import TokenView
@@ -43,7 +43,7 @@ class Sample:
 
 
 async def stream_text(
-    model: GPT2,
+    model: Model,
     tokenizer: Tokenizer,
     prompt: NDArray[np.int64],
     *,
@@ -62,7 +62,7 @@ async def stream_text(
 
 
 async def sample(
-    model: GPT2, tokenizer: Tokenizer, held_out: TokenView, *, tokens: int, seed: int, check: Callable[[], object]
+    model: Model, tokenizer: Tokenizer, held_out: TokenView, *, tokens: int, seed: int, check: Callable[[], object]
 ) -> Sample:
     """Return the beginning of a held-out text, and `tokens` tokens of the model's continuation.
 

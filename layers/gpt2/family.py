@@ -13,5 +13,5 @@ BLOCK = PreNormBlock(norm=LAYERNORM, norm_1="h.{}.ln_1", attention=attention, no
 #: The two buffers of a block are attn.bias and attn.masked_bias, which old files contain.
 GPT2 = Architecture(
     config=GPT2Config, embedding=embedding, block=BLOCK, head=NormedHead(LAYERNORM, "ln_f"),
-    repeated={"lm_head.weight": "transformer.wte.weight"}, block_buffers=2,
+    repeated={"lm_head.weight": "transformer.wte.weight"}, block_buffers=2, model="asynctile.layers.gpt2.model:GPT2",
 )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from asynctile import CheckpointError, Engine
-from asynctile.layers import GPT2, GPT2Config, Trainer, architectures, head
+from asynctile.layers import GPT2, GPT2Config, Model, Trainer, architectures, head
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.config import MODEL, TOKENS, Axis, Config, Tensor
 from asynctile.layers.floor import floor_demand
@@ -98,7 +98,7 @@ async def bits(trainer: Trainer) -> dict[str, bytes]:
 
 async def test_the_second_family_trains_saves_and_resumes_as_if_never_stopped(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
-        trainer = Trainer(await GPT2.create(engine, CONFIG, seed=3, tile=TILE), OPTIMIZER)
+        trainer = Trainer(await Model.create(engine, CONFIG, seed=3, tile=TILE), OPTIMIZER)
         for batch in BATCHES[:2]:
             await trainer.step(*batch)
         await trainer.save(tmp_path / "half")
@@ -116,7 +116,7 @@ async def test_the_second_family_trains_saves_and_resumes_as_if_never_stopped(tm
 
 async def test_the_second_familys_gradient_matches_its_loss() -> None:
     async with Engine("cpu") as engine:
-        model = await GPT2.create(engine, CONFIG, seed=3, tile=TILE)
+        model = await Model.create(engine, CONFIG, seed=3, tile=TILE)
         gradients = await Trainer(model).gradients(*BATCHES[0])
         start = await model.state_dict()
         norm = sum(float((value.astype(np.float64) ** 2).sum()) for value in gradients.values())
@@ -134,7 +134,7 @@ async def test_the_second_familys_gradient_matches_its_loss() -> None:
 
 async def test_its_files_use_its_names_and_load_without_the_prefix_and_with_the_head(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
-        model = await GPT2.create(engine, CONFIG, seed=3, tile=TILE)
+        model = await Model.create(engine, CONFIG, seed=3, tile=TILE)
         await model.save_pretrained(tmp_path)
         wanted = await model.state_dict()
         assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "plain"
@@ -142,21 +142,44 @@ async def test_its_files_use_its_names_and_load_without_the_prefix_and_with_the_
         tensors["output.weight"] = tensors.pop("wte.weight")
         save_file(tensors, tmp_path / "model.safetensors")
         (tmp_path / CHECKSUMS).unlink(missing_ok=True)
-        again = await (await GPT2.from_pretrained(engine, tmp_path, tile=5)).state_dict()
+        again = await (await Model.from_pretrained(engine, tmp_path, tile=5)).state_dict()
         assert {name: value.tobytes() for name, value in again.items()} == {
             name: value.tobytes() for name, value in wanted.items()
         }
         save_file({**tensors, "wte.weight": tensors["output.weight"] + 1}, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=r"output\.weight differs from wte\.weight; only models with a tied head"):
-            await GPT2.from_pretrained(engine, tmp_path)
+            await Model.from_pretrained(engine, tmp_path)
 
 
 async def test_an_unknown_family_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Engine("cpu") as engine:
-        await (await GPT2.create(engine, CONFIG, tile=TILE)).save_pretrained(tmp_path)
+        await (await Model.create(engine, CONFIG, tile=TILE)).save_pretrained(tmp_path)
         monkeypatch.delitem(architectures.ARCHITECTURES, "plain")
         with pytest.raises(ValueError, match=r"config\.json says model_type 'plain'; only 'gpt2' can be loaded"):
-            await GPT2.from_pretrained(engine, tmp_path)
+            await Model.from_pretrained(engine, tmp_path)
+
+
+async def test_only_model_takes_every_family_and_a_gpt2_is_known_as_one(tmp_path: Path) -> None:
+    gpt2 = GPT2Config(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=19)
+
+    class Mine(GPT2):
+        pass
+
+    async with Engine("cpu") as engine:
+        plain = await Model.create(engine, CONFIG, tile=TILE)
+        assert type(plain) is Model
+        await plain.save_pretrained(tmp_path / "plain")
+        other = r"is of the family 'plain', and GPT2 takes GPT-2 alone; use Model instead"
+        with pytest.raises(ValueError, match=f"^config {other}"):
+            await GPT2.create(engine, CONFIG)
+        with pytest.raises(ValueError, match=rf"^the model in {tmp_path}/plain {other}"):
+            await GPT2.from_pretrained(engine, tmp_path / "plain")
+        await Trainer(await Model.create(engine, gpt2)).save(tmp_path / "gpt2")
+        for cls, made in ((Model, GPT2), (GPT2, GPT2), (Mine, Mine)):
+            assert type(await cls.create(engine, gpt2)) is made
+            assert type(await cls.from_pretrained(engine, tmp_path / "gpt2")) is made
+        assert type((await Trainer.load(engine, tmp_path / "gpt2")).model) is GPT2
+        assert type(await Model.from_pretrained(engine, tmp_path / "plain")) is Model
 
 
 def test_the_second_family_can_be_planned() -> None:

@@ -177,7 +177,7 @@ async def test_a_later_format_is_named_before_anything_else(copied: Path) -> Non
 async def test_a_model_without_its_training_says_how_to_load_it(copied: Path) -> None:
     async with Engine("cpu") as engine:
         (copied / "trainer.json").unlink()
-        with pytest.raises(CheckpointError, match=r"without training state.*GPT2\.from_pretrained"):
+        with pytest.raises(CheckpointError, match=r"without training state.*Model\.from_pretrained"):
             await Trainer.load(engine, copied)
         await GPT2.from_pretrained(engine, copied)
 

@@ -22,10 +22,10 @@ CLASSES: dict[str, Any] = {"Trainer": Trainer, "Model": GPT2, "AdamW": AdamW, "G
 GUESSES: list[tuple[Callable[[Trainer], Any], type[Exception], str]] = [
     (lambda trainer: trainer.train, AttributeError, r"'Trainer' object has no attribute 'train'; use trainer\.run\(batches\)"),
     (lambda trainer: trainer.evaluate, AttributeError, r"use asynctile\.layers\.evaluate\(trainer\.model, batches\)"),
-    (lambda trainer: trainer.model.save, AttributeError, r"'Model' object has no attribute 'save'; use model\.save_pretrained"),
+    (lambda trainer: trainer.model.save, AttributeError, r"'GPT2' object has no attribute 'save'; use model\.save_pretrained"),
     (lambda trainer: trainer.model.train(), AttributeError, r"no attribute 'train'; use Trainer\(model\)\.run\(batches\)"),
-    (lambda trainer: trainer.model.bogus, AttributeError, r"^'Model' object has no attribute 'bogus'$"),
-    (lambda trainer: GPT2(trainer.model.engine, trainer.model.config), TypeError, r"make a model with await GPT2\.create"),
+    (lambda trainer: trainer.model.bogus, AttributeError, r"^'GPT2' object has no attribute 'bogus'$"),
+    (lambda trainer: GPT2(trainer.model.engine, trainer.model.config), TypeError, r"make a model with await Model\.create"),
     (lambda trainer: AdamW(learning_rate=1), TypeError, r"AdamW.__init__\(\) has no argument 'learning_rate'; use lr"),
     (lambda trainer: GPT2Config(n_positions=8), TypeError, "no argument 'n_positions'; use block_size"),
     (lambda trainer: GPT2Config(bogus=8), TypeError, "unexpected keyword argument 'bogus'"),

@@ -196,6 +196,6 @@ def _plain(annotation: Any) -> str:
 
 def _annotation(annotation: Any) -> str:
     """Return an annotation in which the public names of asynctile are links, written short."""
-    known = {**full_names(), "Model": "asynctile.layers.GPT2"}
+    known = full_names()
     text = _plain(annotation).replace("typing.", "")
     return re.sub(r"(?<![\w.'\"])[A-Z]\w*", lambda found: f"~{known[found[0]]}" if found[0] in known else found[0], text)

@@ -23,7 +23,7 @@ from asynctile_docs.public import SHOWN
 __all__ = ["LinkNames", "targets"]
 
 #: How objects are called on the pages: `engine.share(...)` is a method of Engine.
-_CALLED = {"engine": "Engine", "share": "Share", "model": "GPT2", "trainer": "Trainer", "server": "Server"}
+_CALLED = {"engine": "Engine", "share": "Share", "model": "Model", "trainer": "Trainer", "server": "Server"}
 
 
 @cache
@@ -36,7 +36,7 @@ def targets() -> dict[str, tuple[str, str, str]]:
         entries = set(re.findall(r"^`+{py:(?:method|property|attribute)} (\w+)", text, re.MULTILINE))
         for member in members:
             places = [short, *(called for called, cls in _CALLED.items() if cls == short)]
-            places += ["engine", "Engine"] if short == "Share" else []
+            places += {"Share": ["engine", "Engine"], "Model": ["GPT2"]}.get(short, [])
             for place in places:
                 # What the text of the class describes has no place of its own.
                 found.setdefault(f"{place}.{member}", ("py", "obj", f"{full}.{member}" if member in entries else full))

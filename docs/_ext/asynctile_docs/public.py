@@ -12,8 +12,8 @@ __all__ = ["CONSTRUCTED", "INTERNAL", "MODULES", "SHOWN"]
 MODULES = {
     "asynctile": ("Engine", "Share", "Events", "Statistics"),
     "asynctile.layers": (
-        "GPT2", "GPT2Config", "Trainer", "AdamW", "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token",
-        "Tokenizer", "ByteTokenizer", "open_tokenizer",
+        "Model", "GPT2", "GPT2Config", "Trainer", "AdamW", "StepReport", "evaluate", "Evaluation", "Server", "Sampling",
+        "Token", "Tokenizer", "ByteTokenizer", "open_tokenizer",
     ),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
@@ -31,10 +31,11 @@ SHOWN = {
     ),
     "asynctile.Events": ("aclose",),
     "asynctile.Statistics": (),
-    "asynctile.layers.GPT2": (
+    "asynctile.layers.Model": (
         "create", "from_pretrained", "save_pretrained", "generate", "serve", "logits", "loss", "state_dict", "release",
         "companions", "name", "config", "engine", "step_count", "torn", "last_checkpoint",
     ),
+    "asynctile.layers.GPT2": (),
     "asynctile.layers.GPT2Config": (
         "named", "from_hf", "to_hf", "parameter_count", "states_nbytes", "flops_per_token", "summary",
     ),
