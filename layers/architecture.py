@@ -61,8 +61,9 @@ class Architecture:
     embedding, block, head: the objects that record these parts, such as modules.
 
     repeated: alternative names of a tensor. A file may hold the tensor under such a name, in addition to or instead of its own.
+    An entry does not count for a configuration that has a tensor of this name, such as an untied head.
 
-    block_buffers: how many tensors without weights a file may hold for each block.
+    buffers: endings of the names of tensors without weights that a file may hold for each block, such as masks of old files.
 
     model: module and name of the class that programs know its models by, as "a.b:Name". It derives from Model, which is the
     default. A name, because its module imports the record.
@@ -73,5 +74,5 @@ class Architecture:
     block: Block
     head: Head
     repeated: Mapping[str, str] = field(default_factory=dict)
-    block_buffers: int = 0
+    buffers: tuple[str, ...] = ()
     model: str = "asynctile.layers.model:Model"

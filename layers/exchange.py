@@ -64,9 +64,12 @@ class Pretrained:
             self.config = config_from_hf(values)
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG}: {error}") from error
-        self._architecture = architecture_of(self.config)
+        architecture = architecture_of(self.config)
+        own = {tensor.name for tensor in (*self.config.first_tensors(), *self.config.last_tensors())}
+        self._repeated = {other: tensor for other, tensor in architecture.repeated.items() if other not in own}
+        self._buffers = architecture.buffers
         self.companions = read_companions(self.path, tick)
-        buffers = self.config.n_layer * self._architecture.block_buffers
+        buffers = self.config.n_layer * len(self._buffers)
         self._reader = TensorReader(self.path, most=tensor_count(self.config) + buffers + FOREIGN)
         try:
             self._names = self._match()
@@ -90,7 +93,7 @@ class Pretrained:
         names = {}
         # Lazily, up to the first missing tensor: a config that claims too many layers costs nothing.
         for name, expected in shapes(self.config):
-            others = (other for other, tensor in self._architecture.repeated.items() if tensor == name)
+            others = (other for other, tensor in self._repeated.items() if tensor == name)
             stored = next((key for key in (name, name.removeprefix(self.config.prefix), *others) if key in found), None)
             if stored is None:
                 raise CheckpointError(f"{self.path} has no tensor {name}, which its config.json requires")
@@ -101,15 +104,30 @@ class Pretrained:
                 raise CheckpointError(f"{self.path}: {stored} holds {dtype}, expected one of {', '.join(FLOATS)}; load weights "
                                       "in one of these")
             names[name] = stored
+        self._check_rest(found.difference(names.values()))
         return names
+
+    def _check_rest(self, rest: set[str]) -> None:
+        """Raise CheckpointError if one of the file's other tensors belongs to a block: it would change what is computed.
+
+        Tensors outside of all blocks, such as other heads, may be there.
+        """
+        blocks = next(self.config.block_tensors(0)).name.partition(".0.")[0] + "."
+        begins = (blocks, blocks.removeprefix(self.config.prefix))
+        for name in sorted(rest):
+            if name.startswith(begins) and not name.endswith(self._buffers):
+                raise CheckpointError(f"{self.path} holds {shown(name)[1:-1]}, which its config.json does not describe; load "
+                                      "the config.json and the weights of one model")
 
     def _check_tied(self) -> None:
         found = set(self._reader.names())
-        for other, tensor in self._architecture.repeated.items():
+        for other, tensor in self._repeated.items():
             stored = self._names[tensor]
             if other in found and stored != other and not self._same(other, stored):
-                raise CheckpointError(f"{self.path}: {other} differs from {stored}; only models with a tied head "
-                                      "can be loaded, so choose another")
+                way = "only models with a tied head can be loaded, so choose another"
+                if getattr(self.config, "tie_word_embeddings", False):
+                    way = "its config.json ties the two; set tie_word_embeddings to false there if the weights are right"
+                raise CheckpointError(f"{self.path}: {other} differs from {stored}; {way}")
 
     def _same(self, one: str, other: str) -> bool:
         """Return whether two matrices of the file are equal."""

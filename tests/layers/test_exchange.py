@@ -135,6 +135,9 @@ DEEP = "[" * 100_000
     (tensor(f"{C_FC}.qweight", np.zeros((1, 2), np.int32)), f"it holds {C_FC}.qweight, a tensor of GPTQ or AWQ: quantised"),
     (tensor(f"{C_FC}.weight.absmax", np.zeros(2, np.float32)), "weight.absmax, a tensor of bitsandbytes: quantised weights"),
     (tensor(f"{C_FC}.weight", np.zeros((4, 16), np.uint8)), "c_fc.weight holds U8, expected one of F64, F32, F16, BF16; load"),
+    (tensor("transformer.h.0.attn.q_norm.weight", np.zeros(4, np.float32)),
+     "holds transformer.h.0.attn.q_norm.weight, which its config.json does not describe; load the config.json and the weights"),
+    (tensor("h.1.ln_1.weight", np.zeros(4, np.float32)), "holds h.1.ln_1.weight, which its config.json does not describe"),
     (text("config.json", DEEP), "config.json is damaged: its 100000 bytes are not JSON (it is nested deeper"),
     (text("config.json", '{"a":' * 100_000), "config.json is damaged: its 500000 bytes are not JSON (it is nested deeper"),
     (text("config.json", "[" + "[]," * 3_000_000), "cannot read"),
@@ -183,7 +186,8 @@ def test_a_long_file_is_not_read_only_to_compare_its_checksum(folder: Path, name
 def test_masks_of_old_files_and_links_do_no_harm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     tensors = {name.removeprefix("transformer."): np.zeros(shape, np.float32) for name, shape in shapes(CONFIG)}
     masks = {"h.0.attn.bias": np.ones((1, 1, 3, 3), bool), "h.0.attn.masked_bias": np.array(-1e4, np.float32)}
-    save_file(tensors | masks, folder / "model.safetensors", {"format": "pt", "note": "x" * 100_000})
+    heads = {"score.weight": np.zeros((2, 4), np.float32), "transformer.value.bias": np.zeros(1, np.float32)}
+    save_file(tensors | masks | heads, folder / "model.safetensors", {"format": "pt", "note": "x" * 100_000})
     linked = tmp_path_factory.mktemp("linked")
     for file in folder.iterdir():  # as in Hugging Face's cache
         (linked / file.name).symlink_to(file)
