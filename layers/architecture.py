@@ -55,6 +55,8 @@ class Head(Protocol):
 class Architecture:
     """A family of models.
 
+    title: the family's name for people, such as "GPT-2".
+
     config: the class of its configurations. It gives the sizes, the tensors with their Hugging Face names, how they are cut,
     and the content of config.json.
 
@@ -69,6 +71,7 @@ class Architecture:
     default. A name, because its module imports the record.
     """
 
+    title: str
     config: type[Config]
     embedding: Embedding
     block: Block

@@ -149,7 +149,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", metavar="B", type=values.count, default=None,
                         help=f"sequences per batch (default: the run's, or {_DEFAULTS['batch_size']})")
     parser.add_argument("--seq-len", metavar="T", type=values.count, default=None,
-                        help="tokens per sequence (default: the run's, or the longest that the model takes)")
+                        help="tokens per sequence (default: the run's, or the most that the model takes, but at most 2048)")
     parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
                         help="tokenizer to use for a model folder that has none")
     add_options(parser, PLACEMENT, PLACEMENT)

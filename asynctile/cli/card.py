@@ -17,6 +17,7 @@ from typing import Any
 from asynctile.cli.options import CHANGEABLE
 from asynctile.cli.terminal import escaped
 from asynctile.cli.totals import LOSS, Line, Sums
+from asynctile.layers.architectures import architecture_of
 from asynctile.layers.config import Config
 from asynctile.layers.report import number_in
 from asynctile.storage.counts import counted
@@ -52,9 +53,10 @@ def model_card(
     options = record["options"]
     data = _named(options.get("data")) or _LIBRARY
     parts = [
-        _head(name, data, options.get("model"), found.validation, before),
+        _head(name, config, data, options.get("model"), found.validation, before),
         f"# {_cell(name)}",
-        f"A GPT-2 of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile on {_cell(data)}. "
+        f"A {architecture_of(config).title} of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile "
+        f"on {_cell(data)}. "
         f"{_beginning(options)} Its context, prompt and answer together, is {config.block_size:,} tokens.",
         "## Measurements",
         _table(("", ""), _measured(found)),
@@ -69,9 +71,9 @@ def model_card(
     return ("\n\n".join(parts) + "\n").encode()
 
 
-def _head(name: str, data: str, model: Any, newest: Line, before: bytes | None) -> str:
+def _head(name: str, config: Config, data: str, model: Any, newest: Line, before: bytes | None) -> str:
     fields: dict[str, Any] = {
-        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["asynctile", "gpt2"],
+        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["asynctile", config.model_type],
     }  # fmt: skip
     metrics = [
         {"type": kind, "name": f"validation {called}", "value": value}

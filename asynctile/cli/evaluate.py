@@ -20,6 +20,7 @@ from asynctile.cli.display import open_display
 from asynctile.cli.figures import Shown, as_counts, as_sizes
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
+from asynctile.cli.model import length_of
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import resumed_options
@@ -87,7 +88,7 @@ def _windows_of_data(
 
     place: folder for the tokens. shape: the model's. progress: called while the text is encoded.
     """
-    path, seq_len = given["data"], _seq_len(given, shape.block_size, shape)
+    path, seq_len = given["data"], _seq_len(given, length_of(None, shape), shape)
     source = open_source(path, given["text_field"])
     if source.note is not None:
         warnings.warn(f"data {path}: {source.note}", stacklevel=2)

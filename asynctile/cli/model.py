@@ -26,10 +26,12 @@ from asynctile.layers.tokenizer import Tokenizer, tokenizer_of
 from asynctile.share import runtime_of
 from asynctile.storage.input import parse_json, read_file
 
-__all__ = ["companions_with", "choose_shape", "model_folder", "new_trainer", "open_model"]
+__all__ = ["companions_with", "choose_shape", "length_of", "model_folder", "new_trainer", "open_model"]
 
 #: The model without --model: two CPU cores train it to readable text in a few minutes.
 SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
+#: The longest sequence without --seq-len. Some models take 131,072 tokens, and a batch of such sequences fits few machines.
+LONGEST = 2048
 
 
 def model_folder(options: Options) -> Path | None:
@@ -59,11 +61,16 @@ def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | 
     return shape
 
 
+def length_of(seq_len: int | None, shape: Config) -> int:
+    """Return --seq-len, or without it the most tokens that the model takes, at most LONGEST."""
+    return seq_len or min(shape.block_size, LONGEST)
+
+
 async def open_model(engine: Engine, options: Options, shape: Config) -> Model:
     """Return a new model of this shape, or the one in the folder that --model names."""
     folder, tiling = model_folder(options), Tiling(shape, options.tile, runtime_of(engine).device.grain)
     # Fail before hours of reading or drawing the weights.
-    tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts, options.replicas)
+    tiling.rows(options.sequences, length_of(options.seq_len, shape), options.parts, options.replicas)
     if folder is not None:
         return await Model.from_pretrained(engine, folder, tile=options.tile)
     check_room(runtime_of(engine), tiling, STATES_NBYTES)

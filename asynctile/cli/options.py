@@ -64,7 +64,8 @@ class Options:
         "groups of each batch's sequences with gradients of their own, which a fixed tree adds; 1, 2, 4, 8 or a higher power "
         "of two (default: {default})", group=_STEP, plans=True)
     seq_len: int | None = option(
-        None, values.count, "T", "tokens per sequence (default: the most that the model takes)", group=_STEP, plans=True)
+        None, values.count, "T", "tokens per sequence (default: the most that the model takes, but at most 2048)", group=_STEP,
+        plans=True)
     clip_norm: float | None = option(
         None, values.positive, "NORM", "clip the gradient norm to NORM; gradients are kept until it is known (default: none)",
         group=_STEP, plans=True)

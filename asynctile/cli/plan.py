@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.fitting import check_devices
-from asynctile.cli.model import choose_shape
+from asynctile.cli.model import choose_shape, length_of
 from asynctile.cli.options import Options
 from asynctile.cli.placement import warn_of_excess
 from asynctile.cli.planning import plan_of, without_collections
@@ -66,7 +66,7 @@ def run(given: dict[str, Any]) -> int:
     if given.get("json"):
         say(json.dumps(verdict.as_dict(), indent=2) + "\n")
     else:
-        batch = _batch(options, options.seq_len or shape.block_size)
+        batch = _batch(options, length_of(options.seq_len, shape))
         print_rows([*verdict.lines(), ("model", shape.summary), ("batch", batch), *verdict.plan.lines()])
     return 1 if verdict.missing else 0
 

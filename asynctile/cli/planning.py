@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from asynctile import Engine
+from asynctile.cli.model import length_of
 from asynctile.cli.options import Options
 from asynctile.cli.placement import machine_of, work_of
 from asynctile.errors import AsynctileError
@@ -42,7 +43,7 @@ def plan_of(shape: Config, options: Options, there: Hardware | None, *, rates: R
                           own_cores=there.count)  # fmt: skip
     else:
         machine = replace(machine, measured=_rates(machine, stage) if rates is None else rates)
-    work = work_of(options, options.seq_len or shape.block_size)
+    work = work_of(options, length_of(options.seq_len, shape))
     return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage)
 
 

@@ -27,7 +27,7 @@ from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_devices, check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
-from asynctile.cli.model import choose_shape, companions_with, follow, new_trainer, open_model
+from asynctile.cli.model import choose_shape, companions_with, follow, length_of, new_trainer, open_model
 from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of, refusal_of_step, warn_of_excess
 from asynctile.cli.precedence import new_options, resumed_options
@@ -162,7 +162,7 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
     # Wait for the thread even when asked to stop: it must not write into a folder that is being removed.
     tokenizer = await documents.finish(asyncio.to_thread(prepare_tokenizer, options, folder))
     shape = choose_shape(options, tokenizer.vocab_size, token_ids(tokenizer))
-    options = replace(options, seq_len=options.seq_len or shape.block_size)
+    options = replace(options, seq_len=length_of(options.seq_len, shape))
 
     def progress(done: int, total: int) -> None:
         interrupt.check()

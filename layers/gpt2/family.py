@@ -12,7 +12,7 @@ from asynctile.layers.gpt2.layernorm import LAYERNORM
 BLOCK = PreNormBlock(norm=LAYERNORM, norm_1="h.{}.ln_1", attention=attention, norm_2="h.{}.ln_2", mlp=mlp)
 #: Old files hold the causal mask of each block, and its value for masked scores.
 GPT2 = Architecture(
-    config=GPT2Config, embedding=embedding, block=BLOCK, head=NormedHead(LAYERNORM, "ln_f"),
+    title="GPT-2", config=GPT2Config, embedding=embedding, block=BLOCK, head=NormedHead(LAYERNORM, "ln_f"),
     repeated={"lm_head.weight": "transformer.wte.weight"}, buffers=(".attn.bias", ".attn.masked_bias"),
     model="asynctile.layers.gpt2.model:GPT2",
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,13 @@ def test_dropout_is_mentioned_where_a_training_starts_and_nowhere_else(
         assert program(*words)[::2] == (0, "")
     config = json.loads((run / "checkpoints" / "step-000003" / "config.json").read_text())
     assert config["attn_pdrop"] == 0.1
+
+
+@pytest.mark.parametrize(("words", "tokens"), [((), 2048), (("--seq-len", 2500), 2500)])
+def test_sequences_of_a_long_context_are_short_unless_a_length_is_asked_for(
+    program: Program, tmp_path: Path, words: tuple[Any, ...], tokens: int
+) -> None:
+    shape = tmp_path / "shape.json"
+    shape.write_text(json.dumps(GPT2Config(n_layer=1, n_head=1, n_embd=8, block_size=9000, vocab_size=256).to_hf()))
+    status, out, _ = program("plan", "--model", shape, "--batch-size", 1, *words)
+    assert status == 0 and re.search(rf"batch +1 sequence of {tokens} tokens", out)

@@ -81,7 +81,8 @@ class PlainConfig(Config):
 
 
 PLAIN = Architecture(
-    config=PlainConfig, embedding=embedding, block=BLOCK, head=head, repeated={"output.weight": "decoder.wte.weight"},
+    title="plain model", config=PlainConfig, embedding=embedding, block=BLOCK, head=head,
+    repeated={"output.weight": "decoder.wte.weight"},
 )  # fmt: skip
 CONFIG, TILE = PlainConfig(), 8
 BATCHES = [tuple(np.random.default_rng(seed).integers(0, CONFIG.vocab_size, (2, 2, 11))) for seed in range(4)]
