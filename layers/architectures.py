@@ -1,4 +1,4 @@
-"""The known families of models (GPT-2 is the only one), and the family of a given configuration.
+"""The known families of models, and the family of a given configuration.
 
 architecture.py defines what a family supplies.
 """
@@ -12,10 +12,13 @@ from asynctile.layers.architecture import Architecture
 from asynctile.layers.config import Config
 from asynctile.layers.foreign import check_fields
 from asynctile.layers.gpt2.family import GPT2
+from asynctile.layers.llama.family import LLAMA
+from asynctile.layers.qwen2.family import QWEN2
+from asynctile.layers.qwen3.family import QWEN3
 from asynctile.storage.input import shown
 
 #: Families by `model_type`, as config.json names them.
-ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2,)}
+ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2, LLAMA, QWEN2, QWEN3)}
 
 
 def architecture_of(config: Config) -> Architecture:

@@ -32,31 +32,37 @@ class Axis:
 
     padded: whether the last tile may have more elements than the last part. This is so for the vocabulary, where operations are
     told how many elements count. A padded axis has multiple 1, and it is the rows of a tensor.
+
+    narrow: the axis is cut as one `narrow` times as wide would be, in proportion: keys like the queries that share them.
     """
 
     size: int
     multiple: int = 1
     times: int = 1
     padded: bool = False
+    narrow: int = 1
 
     def split(self, tile: int, pitch: int = 1) -> Split:
         """Return the parts of the axis with tiles of edge `tile`. The parts of a padded axis are multiples of `pitch`."""
-        return Split.even(self.size, tile, self.multiple, pitch if self.padded else 1).repeated(self.times)
+        size, multiple = self.size * self.narrow, self.multiple * self.narrow
+        return Split.even(size, tile, multiple, pitch if self.padded else 1).divided(self.narrow).repeated(self.times)
 
     def count(self, tile: int, pitch: int = 1) -> int:
         """Return an upper bound of how many parts `split` makes, by arithmetic."""
-        return self.times * Split.count(self.size, tile, pitch if self.padded else self.multiple)
+        size, multiple = self.size * self.narrow, self.multiple * self.narrow
+        return self.times * Split.count(size, tile, pitch if self.padded else multiple)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the model. axes: the names of the axes that cut it, rows first. decay, mean, std: as in Parameter."""
+    """A tensor of the model. axes: the names of the axes that cut it, rows first. The rest: as in Parameter."""
 
     name: str
     axes: tuple[str, ...]
     decay: bool = False
     mean: float = 0.0
     std: float = 0.0
+    transposed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +157,14 @@ class Config(ABC):
     def flops_per_token(self, seq_len: int) -> int:
         """Return the floating-point operations for each token of a training step on sequences of `seq_len` tokens.
 
-        The usual count (PaLM, nanoGPT): 6 for each parameter except the position embeddings, plus 12 for each layer, column and
-        position. Recomputation does not count as work of the model.
+        The usual count (PaLM, nanoGPT): 6 for each parameter that multiplies, plus 12 for each layer, column of queries and
+        position. Embeddings are looked up, but a tied one multiplies as the head. Recomputation does not count as work of the
+        model.
         """
         size = {name: axis.times * axis.size for name, axis in self.axes.items()}
-        added = sum(prod(size[axis] for axis in tensor.axes) for tensor in self.first_tensors() if "positions" in tensor.axes)
-        return 6 * (self.parameter_count - added) + 12 * self.n_layer * size[MODEL] * seq_len
+        head = self.prefix + self.head_tensor
+        looked_up = sum(prod(size[axis] for axis in tensor.axes) for tensor in self.first_tensors() if tensor.name != head)
+        return 6 * (self.parameter_count - looked_up) + 12 * self.n_layer * size["heads"] * seq_len
 
     @property
     def parameter_count(self) -> int:
@@ -175,6 +183,14 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
         limit = "" if most is None else f" and at most {most}"
         raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least {least}{limit}")
     return value
+
+
+def check_positive(config: Config, name: str) -> None:
+    """Raise ValueError if this setting is not a number above 0."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+        raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
+                         f"{type(config).__dataclass_fields__[name].default}")
 
 
 def check_seed(seed: object) -> int:

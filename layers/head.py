@@ -3,7 +3,7 @@
 A strip is a group of row tiles that goes through the vocabulary together. Forward over the vocabulary tiles folds their logits
 into statistics and losses, then backward visits them in reverse. With recompute, all row tiles form one strip, and backward
 computes the logits again. Otherwise strips are short, and their logits are kept in between. Every sum has the same order in
-both cases.
+both cases. A tied weight is also the embedding of tokens, which adds its part of the gradient last (token_embedding.py).
 
 Legend: R rows of a row tile, V rows of a vocabulary tile, v its number. V may exceed the number of tokens in that part
 (Split.pitch). The extra rows of the weight are zeros. The extra columns of logits are read by no softmax and have gradient 0.
@@ -92,6 +92,7 @@ def _backward(
 ) -> None:
     """Turn logits into their gradient in place; dinp[r, k] (+)= dlogits W, dW[v, k] (+)= dlogits^T x."""
     weight, gradients = recording.parameters.head, recording.gradients
+    end = gradients.close if recording.parameters.has_tied_head else gradients.settle
     add = recording.program.add
     vocabulary = recording.tiling["vocab"]
     for row in rows:
@@ -106,4 +107,4 @@ def _backward(
             add(gemm(dlogits[r, v], weight.compute[v, k], dx, accumulate=begun))
             dweight, begun = gradients.open(weight, v, k)
             add(gemm(dlogits[r, v], x[r, k], dweight, ta=True, accumulate=begun))
-            gradients.close(weight, row, v, k)
+            end(weight, row, v, k)

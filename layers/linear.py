@@ -1,9 +1,10 @@
 """Linear layers tile by tile: out = x W + b, and the gradients of x, W and b.
 
 The caller gives the order in which weight tiles are visited. Each tile is used for all row tiles at once, so it is loaded once.
-attention.py and mlp.py define the layers. The head has its own loops (head.py).
+The families' attention.py and mlp.py define the layers. The head has its own loops (head.py). A weight is stored as W (K, N),
+or transposed, with its outputs as rows. A bias is optional.
 
-Legend: R rows of a row tile, K and N rows and columns of a weight tile, r, k, n their numbers.
+Legend: R rows of a row tile, K and N inputs and outputs of a weight tile, r, k, n their numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 
 from asynctile.layers.parameters import Key
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import column_sums, column_sums_copy, gemm
+from asynctile.ops import column_sums, column_sums_copy, copy, gemm
 
 
 def forward(
@@ -23,15 +24,17 @@ def forward(
     For each n, k must ascend. residual (R, N): added to the first product of each output tile.
     """
     weight, bias = recording.parameters.pair(layer)
-    last = len(weight.rows) - 1
+    last = weight.inputs - 1
     add = recording.program.add
     for k, n in visits:
-        w = weight.compute[k, n]
-        b = bias.compute[n, 0] if k == last else None
+        w = weight.compute[weight.through(k, n)]
+        b = bias.compute[n, 0] if bias is not None and k == last else None
         for row in rows:
             tile, begun = out.open(row, n)
             source = residual[row.index, n] if residual and not begun else None
-            add(recording.product(x[row.index, k], w, tile, accumulate=begun, bias=b, source=source))
+            operation = recording.product(
+                x[row.index, k], w, tile, tb=weight.transposed, accumulate=begun, bias=b, source=source)
+            add(operation)
 
 
 def backward(
@@ -44,26 +47,36 @@ def backward(
     weight, _ = recording.parameters.pair(layer)
     add, gradients = recording.program.add, recording.gradients
     for k, n in visits:
-        w = weight.compute[k, n]
+        key = weight.through(k, n)
+        w = weight.compute[key]
         for row in rows:
             r = row.index
             if dinp is not None:
                 dx, begun = dinp.open(row, k)
-                add(gemm(dout[r, n], w, dx, tb=True, accumulate=begun))
+                add(gemm(dout[r, n], w, dx, tb=not weight.transposed, accumulate=begun))
             if x is not None:
-                dweight, begun = gradients.open(weight, k, n)
-                add(gemm(x[r, k], dout[r, n], dweight, ta=True, accumulate=begun))
+                dweight, begun = gradients.open(weight, *key)
+                a, b = (dout[r, n], x[r, k]) if weight.transposed else (x[r, k], dout[r, n])
+                add(gemm(a, b, dweight, ta=True, accumulate=begun))
         if x is not None:
-            gradients.settle(weight, rows[-1], k, n)
+            gradients.settle(weight, rows[-1], *key)
 
 
 def bias_backward(
     recording: Recording, rows: RowTiles, dout: Grid, layer: str, columns: Iterable[int], narrow: Grid | None = None
 ) -> None:
-    """Compute dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns; also copy dout to `narrow`, if that is given."""
+    """Compute dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns; also copy dout to `narrow`, if that is given.
+
+    A layer without a bias only gets the copy.
+    """
     _, bias = recording.parameters.pair(layer)
     gradients = recording.gradients
     for n in columns:
+        if bias is None:
+            if narrow is not None:
+                for row in rows:
+                    recording.program.add(copy(dout[row.index, n], narrow.new(row, n)))
+            continue
         for row in rows:
             source, (dbias, begun) = dout[row.index, n], gradients.open(bias, n)
             recording.program.add(

@@ -36,7 +36,8 @@ class Parameter:
     weights, exp_avg, exp_avg_sq: the tiles by (i, j), float32. copies: bf16 copies of the weights, if this is a matrix and the
     model computes in bf16. AdamW writes them together with the weights. compute: the tiles that operations read, `copies` if
     there are any, otherwise `weights`. decay: whether AdamW decays the tensor. mean, std: the normal distribution of new
-    values; std 0: constant. title: the tensor's name for people.
+    values; std 0: constant. transposed: whether the rows of a layer's weight are its outputs. title: the name without the
+    family's prefix.
     """
 
     def __init__(self, tensor: Tensor, rows: Split, columns: Split | None = None, *, title: str, copied: bool = False) -> None:
@@ -45,6 +46,7 @@ class Parameter:
         self.rows = rows
         self.columns = columns
         self.decay = tensor.decay
+        self.transposed = tensor.transposed
         self.mean = tensor.mean
         self.std = tensor.std
         self.shape = tuple(split.offsets[-1] for split in (rows, columns) if split is not None)
@@ -92,6 +94,16 @@ class Parameter:
         """Return the part of a tile's array that belongs to the tensor, without padding."""
         return corner(array, tuple(part.stop - part.start for part in self.index(i, j)))
 
+    @property
+    def inputs(self) -> int:
+        """How many parts the inputs of a layer with this weight have."""
+        assert self.columns is not None, f"{self.name} is no weight of a layer"
+        return len(self.columns if self.transposed else self.rows)
+
+    def through(self, k: int, n: int) -> Key:
+        """Return the key of the tile that leads from part k of a layer's inputs to part n of its outputs."""
+        return (n, k) if self.transposed else (k, n)
+
     def label(self, i: int, j: int) -> str:
         """Return a tile's name for people: h.7.mlp.c_fc.weight[2,0], or h.7.ln_1.bias[2]."""
         where = f"[{i}]" if self.columns is None else f"[{i},{j}]"
@@ -112,11 +124,12 @@ class Parameters(Mapping[str, Parameter]):
         self.tiling = tiling
         self.compute_dtype = compute_dtype(precision)
         self._by_name: dict[str, Parameter] = {}
+        self._by_title: dict[str, Parameter] = {}
         for tensor in config.tensors():
             cuts = [tiling[axis] for axis in tensor.axes]
             copied = len(cuts) == 2 and self.compute_dtype != FP32
             title = tensor.name.removeprefix(config.prefix)
-            self._by_name[tensor.name] = Parameter(tensor, *cuts, title=title, copied=copied)
+            self._by_name[tensor.name] = self._by_title[title] = Parameter(tensor, *cuts, title=title, copied=copied)
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]
@@ -132,13 +145,22 @@ class Parameters(Mapping[str, Parameter]):
         """The matrix (vocabulary, width) that the head multiplies with."""
         return self.titled(self.config.head_tensor)
 
+    @property
+    def has_tied_head(self) -> bool:
+        """Whether the head multiplies with the embedding of tokens."""
+        return self.head.name in {tensor.name for tensor in self.config.first_tensors()}
+
     def titled(self, title: str) -> Parameter:
         """Return a tensor by its name without the family's prefix, such as "wte.weight"."""
-        return self._by_name[self.config.prefix + title]
+        return self._by_title[title]
 
-    def pair(self, layer: str) -> tuple[Parameter, Parameter]:
-        """Return the weight (or gain) and the bias of a layer, such as "h.0.ln_1"."""
-        return self.titled(f"{layer}.weight"), self.titled(f"{layer}.bias")
+    def found(self, title: str) -> Parameter | None:
+        """Return a tensor by its name without the family's prefix; None if the model has no such tensor."""
+        return self._by_title.get(title)
+
+    def pair(self, layer: str) -> tuple[Parameter, Parameter | None]:
+        """Return the weight and the bias of a layer, such as "h.0.mlp.c_fc"; None if it has no bias."""
+        return self.titled(f"{layer}.weight"), self.found(f"{layer}.bias")
 
     def weights(self) -> Iterator[Tile]:
         """Yield every weight tile, and the bf16 copies if there are any."""

@@ -118,13 +118,17 @@ class Recording:
         """Return a grid of a few numbers for each row, (R, width)."""
         return Grid(self.program, name, lambda row, column: (row.size, width))
 
+    def per_vector(self, name: str, split: Split) -> Grid:
+        """Return a grid of one row for each row tile, such as its part of a gradient, (N,), cut by `split`."""
+        return Grid(self.program, name, lambda row, column: (split.size(column),))
+
     def per_head(self, name: str, times: int) -> Grid:
         """Return a grid of a few numbers for each row and head, (times g, R), by group of heads."""
         return Grid(self.program, name, lambda row, column: (times * self.heads(column), row.size))
 
-    def heads(self, group: int) -> int:
-        """Return the number of attention heads in a group, which is a part of the axis `heads`."""
-        return self.tiling["heads"].size(group) // self.config.head_size
+    def heads(self, group: int, axis: str = "heads") -> int:
+        """Return the number of attention heads in a group, which is a part of `axis`: `heads`, or `key_heads` for its keys."""
+        return self.tiling[axis].size(group) // self.config.head_size
 
     def _by_row(self, name: str) -> list[Tile]:
         return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]

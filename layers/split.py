@@ -61,6 +61,10 @@ class Split:
         """Return part i as a slice of the axis."""
         return slice(self.offsets[i], self.offsets[i + 1])
 
+    def divided(self, by: int) -> Split:
+        """Return the cut of an axis `by` times as narrow, in proportion; `by` divides every offset."""
+        return Split(tuple(offset // by for offset in self.offsets), self.pitch)
+
     def repeated(self, times: int) -> Split:
         """Return the same cut for `times` sections one after another, such as q, k and v in c_attn."""
         whole = self.offsets[-1]

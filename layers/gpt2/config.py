@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from asynctile.layers.config import LARGEST, MODEL, MOST, TOKENS, Axis, Config, Tensor, check_count
+from asynctile.layers.config import MODEL, MOST, Axis, Config, Tensor, check_count, check_positive
 from asynctile.layers.guesses import answering
+from asynctile.layers.special_ids import check_special, special_to_hf, special_within
 from asynctile.storage.counts import counted
 from asynctile.storage.input import shown
 
@@ -84,15 +85,9 @@ class GPT2Config(Config):
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
                              "choose an n_head that divides n_embd")
-        if isinstance(self.eos_token_id, list):
-            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        for name in TOKENS:
-            _check_token(name, getattr(self, name), several=name == "eos_token_id")
+        check_special(self)
         for name in ("layer_norm_epsilon", "initializer_range"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
-                raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
-                                 f"{type(self).__dataclass_fields__[name].default}")
+            check_positive(self, name)
         if not isinstance(self.pdrops, Mapping):
             raise TypeError(f"pdrops is {shown(self.pdrops)}, expected dropout probabilities by name, such as {{}}")
         for name, value in self.pdrops.items():
@@ -190,9 +185,7 @@ class GPT2Config(Config):
             "vocab_size": self.vocab_size,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "initializer_range": self.initializer_range,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id,
-            "pad_token_id": self.pad_token_id,
+            **special_to_hf(self),
             **ONLY,
             "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, **self.pdrops,
         }
@@ -221,30 +214,13 @@ class GPT2Config(Config):
         values = {**_published_tokens(values), **values}
         given = {name: values[name] for name in own if name in values}
         given |= {name: value for name, value in renamed.items() if value is not None}
-        config = cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
-        return replace(config, **{name: _within(getattr(config, name), config.vocab_size) for name in TOKENS})
+        return special_within(cls(**given, pdrops={name: values[name] for name in PDROPS if name in values}))
 
 
 def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
     """Return the published models' tokens that begin and end a text, if the vocabulary is large enough to have them."""
     size = values.get("vocab_size", GPT2Config.vocab_size)
     return {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} if isinstance(size, int) and size > END_OF_TEXT else {}
-
-
-def _within(tokens: Any, vocab_size: int) -> Any:
-    """Return a token id, or several, without ids that the model does not have; None if none is left.
-
-    transformers writes the published ids even for a smaller vocabulary, and warns of them whenever it opens such a model.
-    """
-    if isinstance(tokens, tuple):
-        return tuple(token for token in tokens if token < vocab_size) or None
-    return tokens if tokens is None or tokens < vocab_size else None
-
-
-def _check_token(name: str, value: Any, *, several: bool) -> None:
-    for token in value if several and isinstance(value, tuple) else (value,):
-        if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
-            raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None for no such token")
 
 
 def _linear(name: str, rows: str, columns: str, std: float) -> Iterator[Tensor]:

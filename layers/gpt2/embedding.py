@@ -1,37 +1,29 @@
-"""Token and position embeddings: the first layer in forward, the last one in backward.
-
-wte is also the head (head.py). The head's part of its gradient is already there when this part is added. A single replica adds
-its rows to the head's part. Several replicas make partials anew, and their sum is added to the head's (partials.py).
-"""
+"""Token and position embeddings of GPT-2: the first layer in forward, the last one in backward. wte is also the head."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from asynctile.layers import token_embedding
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
-from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill
+from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, fill
 
 WTE, WPE = "wte.weight", "wpe.weight"
 
 
 def forward(recording: Recording) -> Grid:
     """Compute x (R, C) = wpe[position] + wte[token] for all row tiles, visiting each weight tile once."""
-    wte = recording.parameters.titled(WTE)
-    add = recording.program.add
     x = recording.residual("h.0.x")
     embed = _positions if recording.cached is None else _cached_positions
     embed(recording, x)
-    for v, (begin, _) in enumerate(wte.rows):
-        for k in recording.columns:
-            for row in recording.rows:
-                add(embed_tokens(recording.tokens[row.index], wte.compute[v, k], x[row.index, k], row=begin))
+    token_embedding.forward(recording, recording.parameters.titled(WTE), x)
     return x
 
 
 def backward(recording: Recording, dx: Grid) -> None:
-    """Compute the gradients of wpe, then of wte. The update of wte is the last one of the step."""
-    wte, wpe = recording.parameters.titled(WTE), recording.parameters.titled(WPE)
+    """Compute the gradients of wpe, then of wte."""
+    wpe = recording.parameters.titled(WPE)
     gradients = recording.gradients
     add, by_replica = recording.program.add, recording.rows.by_replica
     for p, (begin, end) in enumerate(wpe.rows):
@@ -44,15 +36,7 @@ def backward(recording: Recording, dx: Grid) -> None:
                     add(embed_positions_backward(
                         dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
                 gradients.settle(wpe, rows[-1], p, k)
-    for v, (begin, _) in enumerate(wte.rows):
-        for k in recording.columns:
-            for rows in by_replica:
-                dweight, begun = gradients.open(wte, v, k)
-                if not begun:
-                    add(fill(dweight, 0.0))
-                for row in rows:
-                    add(embed_tokens_backward(recording.tokens[row.index], dx[row.index, k], dweight, row=begin))
-                gradients.settle(wte, rows[-1], v, k)
+    token_embedding.backward(recording, recording.parameters.titled(WTE), dx)
 
 
 def _positions(recording: Recording, x: Grid) -> None:

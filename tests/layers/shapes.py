@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asynctile.layers.config import Config
 from asynctile.layers.gpt2.config import GPT2Config
 from asynctile.layers.machine import Work
 from asynctile.layers.parameters import Parameters
@@ -16,7 +17,7 @@ from asynctile.layers.tiling import Tiling
 
 @dataclass(frozen=True)
 class Shape:
-    config: GPT2Config
+    config: Config
     tile: int
     batch: int
     length: int

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile import BudgetError, Engine
-from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.layers import AdamW, Model, Trainer
 from asynctile.layers.model import model_state_of
 from tests.layers.shapes import Shape
 from tests.layers.shapes import shape as make_shape
@@ -49,12 +49,12 @@ def batches_of(shape: Shape, count: int, first: int = 1) -> Batches:
     return [shape.batch_of_tokens(seed) for seed in range(first, first + count)]
 
 
-async def lively(engine: Engine, shape: Shape, seed: int = 1) -> GPT2:
+async def lively(engine: Engine, shape: Shape, seed: int = 1) -> Model:
     """Create a model whose biases are not zero and whose weights are larger than new ones, so that no gradient is near zero.
 
     Each piece is drawn from a stream of its own tile, so the model depends on the shape and the seed only.
     """
-    model = await GPT2.create(engine, shape.config, seed=seed, tile=shape.tile)
+    model = await Model.create(engine, shape.config, seed=seed, tile=shape.tile)
     state = await model.state_dict()
     random = np.random.default_rng(seed)
     for name, value in state.items():
@@ -121,7 +121,7 @@ async def floor_of(shape: Shape = RAGGED) -> int:
     """Return the floor that the refusal of a far too small cap names."""
     async with Engine("emulated", device_memory=1) as engine:
         try:
-            await GPT2.create(engine, shape.config, tile=shape.tile)
+            await Model.create(engine, shape.config, tile=shape.tile)
         except BudgetError as error:
             return error.floor
     raise AssertionError("a cap of one byte was accepted")
