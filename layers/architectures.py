@@ -13,12 +13,13 @@ from asynctile.layers.config import Config
 from asynctile.layers.foreign import check_fields
 from asynctile.layers.gpt2.family import GPT2
 from asynctile.layers.llama.family import LLAMA
+from asynctile.layers.mistral.family import MISTRAL
 from asynctile.layers.qwen2.family import QWEN2
 from asynctile.layers.qwen3.family import QWEN3
 from asynctile.storage.input import shown
 
 #: Families by `model_type`, as config.json names them.
-ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2, LLAMA, QWEN2, QWEN3)}
+ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}
 
 
 def architecture_of(config: Config) -> Architecture:

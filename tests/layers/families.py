@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from asynctile.layers.llama.config import LlamaConfig
 from asynctile.layers.llama.rotary_config import RotaryConfig
+from asynctile.layers.mistral.config import MistralConfig
 from asynctile.layers.qwen2.config import Qwen2Config
 from asynctile.layers.qwen3.config import Qwen3Config
 from tests.layers.shapes import Shape
@@ -20,10 +21,11 @@ Weights = Mapping[str, Array]
 SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 32}  # fmt: skip
 _COMMON: dict[str, Any] = {"n_layer": 2, "block_size": 50, "vocab_size": 53, "hidden_size": 40, "intermediate_size": 52}
-#: 2, 8 and 3 query heads share a key head. Sequences are cut, groups of heads are uneven or wider than a tile.
+#: 2, 4, 8 and 3 query heads share a key head. Sequences are cut, groups of heads are uneven or wider than a tile.
 CONFIGS: dict[str, RotaryConfig] = {
     "llama": LlamaConfig(**_COMMON, num_attention_heads=10, num_key_value_heads=5, attention_bias=True, mlp_bias=True,
                          rope_scaling=SCALING),
+    "mistral": MistralConfig(**_COMMON, num_attention_heads=4, num_key_value_heads=1),
     "qwen2": Qwen2Config(**_COMMON, num_attention_heads=8, num_key_value_heads=1, head_dim=4, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**_COMMON, num_attention_heads=6, num_key_value_heads=2, head_dim=6, attention_bias=True),
 }  # fmt: skip

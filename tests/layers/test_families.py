@@ -1,4 +1,4 @@
-"""LLaMA, Qwen2 and Qwen3: values against float64, equal bits wherever their bytes are, the floor, and texts.
+"""LLaMA, Mistral, Qwen2 and Qwen3: values against float64, equal bits wherever their bytes are, the floor, and texts.
 
 families.py has the models and the arithmetic in float64. tests/reference compares with transformers.
 """
@@ -45,7 +45,7 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 def test_the_shapes_are_cut_everywhere() -> None:
     groups = {name: len(shape.parameters().tiling["heads"]) for name, shape in FAMILIES.items()}
-    assert groups == {"llama": 3, "qwen2": 1, "qwen3": 2}
+    assert groups == {"llama": 3, "mistral": 1, "qwen2": 1, "qwen3": 2}
     for shape in FAMILIES.values():
         tiling = shape.parameters().tiling
         assert len(tiling["heads"]) == len(tiling["key_heads"])

@@ -1,0 +1,1 @@
+"""The family Mistral: LLaMA without biases. Sliding windows are not computed."""
