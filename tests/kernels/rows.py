@@ -18,13 +18,17 @@ Typed = Callable[[Array], Array]
 ROWS = 65
 #: Columns of a row: odd counts, one, more than a vector holds, and a whole number of vectors.
 WIDTHS = (1, 3, 17, 33, 64, 75, 130, 259)
-VERBS = ("copy", "embed_tokens", "fill", "gelu", "layernorm", "layernorm_stats", "layernorm_stats_more", "layernorm_whole")
+VERBS = (
+    "copy", "embed_tokens", "fill", "gelu", "layernorm", "layernorm_stats", "layernorm_stats_more", "layernorm_whole",
+    "rmsnorm", "rmsnorm_heads", "rmsnorm_stats", "rmsnorm_stats_more", "rmsnorm_whole", "rope_rows", "swiglu",
+)  # fmt: skip
 
 
 def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[int], tuple[Any, ...]]:
     """Return (kernel, arrays, indices of the arrays that have a row for each row, params)."""
     x, other = random(1, ROWS, columns), random(2, ROWS, columns)
     gain, bias, pair = random(3, columns), random(4, columns), np.abs(random(5, ROWS, 2))
+    one, heads, positions = pair[:, :1].copy(), typed(random(8, ROWS, 6 * columns)), np.arange(-1, ROWS - 1, dtype=np.int32)
     tokens = np.random.default_rng(6).integers(0, 50, ROWS).astype(np.int32)
     narrow = typed(other)
     return {
@@ -36,6 +40,13 @@ def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[i
         "layernorm_stats": ("layernorm_stats", [x, pair], {0, 1}, (0, True, 1e-5)),
         "layernorm_stats_more": ("layernorm_stats", [x, pair], {0, 1}, (70, False, 1e-5)),
         "layernorm_whole": ("layernorm_whole", [x, gain, bias, pair, narrow], {0, 3, 4}, (1e-5,)),
+        "rmsnorm": ("rmsnorm", [x, one, gain, narrow], {0, 1, 3}, ()),
+        "rmsnorm_heads": ("rmsnorm_heads", [heads, gain, typed(random(9, ROWS, 6 * columns))], {0, 2}, (6, 1e-5)),
+        "rmsnorm_stats": ("rmsnorm_stats", [x, one], {0, 1}, (0, True, columns, 1e-5)),
+        "rmsnorm_stats_more": ("rmsnorm_stats", [x, one], {0, 1}, (70, False, 70 + columns, 1e-5)),
+        "rmsnorm_whole": ("rmsnorm_whole", [x, gain, one, narrow], {0, 2, 3}, (1e-5,)),
+        "rope_rows": ("rope_rows", [positions, heads], {0, 1}, (3, 10000.0, 0.0, 0.0, 0.0, 0.0)),
+        "swiglu": ("swiglu", [typed(4 * x), typed(random(8, ROWS, columns)), narrow], {0, 1, 2}, ()),
     }[verb]
 
 

@@ -50,7 +50,7 @@ def forward(machine, q, k, v, heights, seqs, heads):
 def backward(machine, q, k, v, dout, outs, heights, seqs, heads):
     """Return dq, dk and dv, key tile after key tile as in a program: the diagonal first for each."""
     qs, ks, vs, douts = (split(x, heights) for x in (q, k, v, dout))
-    dq, dk, dv = ([poison(*x.shape, dtype=name(x)) for x in qs] for _ in range(3))
+    dq, dk, dv = ([poison(*x.shape, dtype=name(x)) for x in tiles] for tiles in (qs, ks, vs))
     for j in range(len(ks)):
         for i in range(j, len(qs)):
             delta = poison(heads, qs[i].shape[0])
