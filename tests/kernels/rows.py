@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,19 +50,17 @@ def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[i
     }[verb]
 
 
-def outcome(run: Run, verb: str, columns: int, typed: Typed, rows: slice) -> Iterator[bytes]:
-    """Yield the bytes that a call on these rows alone leaves in each row."""
-    kernel, arrays, of_rows, params = call(verb, columns, typed)
-    arrays = [np.ascontiguousarray(x[rows]) if i in of_rows else x for i, x in enumerate(arrays)]
-    run(kernel, arrays, params)
-    for parts in zip(*(arrays[i] for i in sorted(of_rows)), strict=True):
-        yield b"".join(part.tobytes() for part in parts)
-
-
 def assert_rows_are_independent(run: Run, verb: str, columns: int, typed: Typed, heights: Sequence[int]) -> None:
     """Assert that each row has the bits that it has alone, wherever it lies among so many."""
-    alone = [next(outcome(run, verb, columns, typed, slice(row, row + 1))) for row in range(ROWS)]
+    kernel, arrays, of_rows, params = call(verb, columns, typed)
+
+    def outcome(start: int, height: int) -> list[bytes]:
+        """Return the bytes that a call on these rows alone leaves in each row."""
+        parts = [x[start : start + height].copy() if i in of_rows else x for i, x in enumerate(arrays)]
+        run(kernel, parts, params)
+        return [b"".join(row.tobytes() for row in rows) for rows in zip(*(parts[i] for i in sorted(of_rows)), strict=True)]
+
+    alone = [outcome(row, 1)[0] for row in range(ROWS)]
     for height in heights:
         for start in {0, (ROWS - height) // 2, ROWS - height}:
-            found = list(outcome(run, verb, columns, typed, slice(start, start + height)))
-            assert found == alone[start : start + height], (verb, columns, start, height)
+            assert outcome(start, height) == alone[start : start + height], (verb, columns, start, height)
