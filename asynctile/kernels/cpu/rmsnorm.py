@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from asynctile.kernels.cpu.elementwise import ROWS, add_one
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REAL, REDUCE, ROW, TILE, inline, kernel, piece
 from asynctile.kernels.cpu.layernorm import COLUMNS
 
@@ -96,12 +97,6 @@ def _set_gradient(dinp: Any, x: Any, rstd: float, gain: Any, slope: float, dx: A
         dx[j] = rstd * (dinp[j] * gain[j] - x[j] * slope)
 
 
-@piece(FUSE)
-def _replace_gradient(x: Any, rstd: float, gain: Any, slope: float, grad: Any) -> None:
-    for j in range(x.size):
-        grad[j] = rstd * (grad[j] * gain[j] - x[j] * slope)
-
-
 @inline()
 def _slope(rstd: float, total: float, width: int) -> Any:
     return rstd * total / np.float32(width)
@@ -187,24 +182,43 @@ def rmsnorm_whole_backward(
     _store(gains, dgain)
 
 
-@piece()
-def _head(x: Any, rstd: float, gain: Any, grad: Any) -> None:
-    _replace_gradient(x, rstd, gain, _slope(rstd, _row_sum(grad, x, gain) * rstd, x.size), grad)
+@piece(REDUCE)
+def _head_sums(dy: Any, x: Any, gain: Any) -> Any:
+    """Return the sums of x^2 and of dy gain x."""
+    squares, total = ZERO, ZERO
+    for j in range(x.size):
+        squares += x[j] * x[j]
+        total += dy[j] * gain[j] * x[j]
+    return squares, total
+
+
+@piece(FUSE)
+def _replace_gradient(x: Any, rstd: float, gain: Any, slope: float, grad: Any, gains: Any) -> None:
+    for j in range(x.size):
+        own = grad[j]
+        gains[j] += own * (x[j] * rstd)
+        grad[j] = rstd * (own * gain[j] - x[j] * slope)
+
+
+@inline()
+def _head(x: Any, gain: Any, grad: Any, eps: float, gains: Any) -> None:
+    """Turn the gradient of one head's y into that of its x, and add grad xhat to gains. Inlined: a call costs as much again."""
+    squares, total = _head_sums(grad, x, gain)
+    rstd = _rstd(squares, x.size, eps)
+    _replace_gradient(x, rstd, gain, _slope(rstd, total * rstd, x.size), grad, gains)
 
 
 @kernel((TILE, ROW, TILE, ROW, COUNT, REAL, FLAG))
 def rmsnorm_heads_backward(x: Any, gain: Any, dy: Any, dgain: Any, heads: int, eps: float, begun: bool) -> None:
     """Turn dy into dx, head by head; dgain = sums of dy xhat (+ dgain)."""
     count, hs = x.shape[0] * heads, gain.size
-    source, grad, gains = x.reshape(count, hs), dy.reshape(count, hs), np.empty(hs, np.float64)
+    source, grad = x.reshape(count, hs), dy.reshape(count, hs)
+    gains, part = np.empty(hs, np.float64), np.empty(hs, np.float32)
     _load(gains, dgain, begun)
-    for i in range(0, count - 1, 2):
-        one, other = _rstd(_squares(source[i]), hs, eps), _rstd(_squares(source[i + 1]), hs, eps)
-        _add_pair(gains, grad[i], source[i], one, grad[i + 1], source[i + 1], other)
-        _head(source[i], one, gain, grad[i])
-        _head(source[i + 1], other, gain, grad[i + 1])
-    if count % 2:
-        one = _rstd(_squares(source[-1]), hs, eps)
-        _add_one(gains, grad[-1], source[-1], one)
-        _head(source[-1], one, gain, grad[-1])
+    for i in range(0, count, ROWS):
+        for j in range(hs):
+            part[j] = ZERO
+        for r in range(i, min(i + ROWS, count)):
+            _head(source[r], gain, grad[r], eps, part)
+        add_one(gains, part)
     _store(gains, dgain)
