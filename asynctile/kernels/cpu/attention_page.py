@@ -1,7 +1,8 @@
 """Attention of single tokens over one page of keys and values. The contract is in asynctile/ops/attention_page.py.
 
-The rows of the page's sequence are computed in groups, head by head. The scores of a group are one product. Values are
-multiplied in one product for rows that see the same number of keys, because a weight of zero would not hide a NaN.
+The rows of the page's sequence are computed in groups, one key head after another. A line is a row's part in one of the query
+heads that read this key head. The scores of a group's lines are one product, so that keys are read once. Values are multiplied
+in one product for rows that see the same number of keys, because a weight of zero would not hide a NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from asynctile.kernels.cpu.exp import exp, key, unkey
 from asynctile.kernels.cpu.gemm_rows import add_times, add_times_transposed, on, start_of
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, TOKENS, kernel, piece
 
-#: Rows of a group.
+#: Lines of a group; more if there are more query heads than this for a key head.
 GROUP = 6
 
 
@@ -74,13 +75,14 @@ def _largest(scores: Any, i: int, seen: int, top: float) -> Any:
 
 
 @piece()
-def _pack(q: Any, at: int, group: Any, count: int, packed: Any) -> None:
-    """Write packed (count, hs) = scaled columns of a head, which begin at `at`."""
+def _pack(q: Any, h: int, ratio: int, group: Any, count: int, packed: Any) -> None:
+    """Write packed (count ratio, hs) = scaled columns of the heads h .. h + ratio - 1."""
     hs = packed.shape[1]
     scale = scale_of(hs)
     for i in range(count):
-        for c in range(hs):
-            packed[i, c] = q[group[i], at + c] * scale
+        for g in range(ratio):
+            for c in range(hs):
+                packed[i * ratio + g, c] = q[group[i], (h + g) * hs + c] * scale
 
 
 @piece()
@@ -91,15 +93,17 @@ def _clear(x: Any) -> None:
 
 
 @piece()
-def _soften(scores: Any, group: Any, seen: Any, count: int, h: int, stats: Any, decays: Any) -> None:
+def _soften(scores: Any, group: Any, seen: Any, count: int, h: int, ratio: int, stats: Any, decays: Any) -> None:
     """Turn scores into weights under new running maxima; decays = the factors by which the old weights shrink."""
     heads = stats.shape[0] // 2
-    for i in range(count):
+    for line in range(count * ratio):
+        i, head = line // ratio, h + line % ratio
         r = group[i]
-        before = stats[h, r]
-        top = _largest(scores, i, seen[i], before)
-        decays[i] = exp(before - top)
-        stats[h, r], stats[heads + h, r] = top, stats[heads + h, r] * decays[i] + _weigh(scores, i, seen[i], top)
+        before = stats[head, r]
+        top = _largest(scores, line, seen[i], before)
+        decay = exp(before - top)
+        stats[head, r], stats[heads + head, r] = top, stats[heads + head, r] * decay + _weigh(scores, line, seen[i], top)
+        decays[line] = decay
 
 
 @piece()
@@ -112,11 +116,12 @@ def _alike(seen: Any, i: int, count: int) -> int:
 
 
 @piece(FUSE)
-def _join(out: Any, group: Any, count: int, at: int, decays: Any, gathered: Any) -> None:
-    for i in range(count):
-        r = group[i]
-        for c in range(gathered.shape[1]):
-            out[r, at + c] = out[r, at + c] * decays[i] + gathered[i, c]
+def _join(out: Any, group: Any, count: int, h: int, ratio: int, decays: Any, gathered: Any) -> None:
+    hs = gathered.shape[1]
+    for line in range(count * ratio):
+        r, at = group[line // ratio], (h + line % ratio) * hs
+        for c in range(hs):
+            out[r, at + c] = out[r, at + c] * decays[line] + gathered[line, c]
 
 
 @piece()
@@ -126,7 +131,7 @@ def _next_group(rows: Any, r: int, owner: int, start: int, places: int, group: A
     Returns (size of the group, most keys that one row sees, the row after the group).
     """
     count = most = 0
-    while r < rows.size // 2 and count < GROUP:
+    while r < rows.size // 2 and count < group.size:
         keys = min(places, rows[2 * r + 1] - start + 1)
         if rows[2 * r] == owner and keys > 0:
             group[count], seen[count] = r, keys
@@ -148,27 +153,30 @@ def attention_page(
         _store(k, v, page, rows, owner, start)
         places, columns = page.shape[0] // 2, page.shape[1]
         hs, ratio = q.shape[1] // heads, q.shape[1] // columns
-        packed, scores = np.empty((GROUP, hs), np.float32), np.empty((GROUP, places), np.float32)
-        gathered, decays = np.empty((GROUP, hs), np.float32), np.empty(GROUP, np.float32)
-        group, seen = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+        size = max(1, GROUP // ratio)
+        packed, scores = np.empty((size * ratio, hs), np.float32), np.empty((size * ratio, places), np.float32)
+        gathered, decays = np.empty((size * ratio, hs), np.float32), np.empty(size * ratio, np.float32)
+        group, seen = np.empty(size, np.int64), np.empty(size, np.int64)
         count, most, r = _next_group(rows, 0, owner, start, places, group, seen)
         while count:
-            for h in range(heads):
-                at, there = h * hs, h // ratio * hs
-                keys, values = on(start_of(page), there), on(start_of(page), places * columns + there)
+            for h in range(0, heads, ratio):
+                at = h // ratio * hs
+                keys, values = on(start_of(page), at), on(start_of(page), places * columns + at)
                 x, weights, sums = start_of(packed), start_of(scores), start_of(gathered)
-                _pack(q, at, group, count, packed)
+                _pack(q, h, ratio, group, count, packed)
                 _clear(scores)
                 # Scores of keys that a row does not see are computed too, and never read.
-                add_times_transposed(count, most, hs, x, hs, keys, columns, weights, places)
-                _soften(scores, group, seen, count, h, stats, decays)
+                add_times_transposed(count * ratio, most, hs, x, hs, keys, columns, weights, places)
+                _soften(scores, group, seen, count, h, ratio, stats, decays)
                 _clear(gathered)
                 i = 0
                 while i < count:
-                    alike = _alike(seen, i, count)
-                    add_times(alike, hs, seen[i], on(weights, i * places), places, values, columns, on(sums, i * hs), hs)
+                    alike, line = _alike(seen, i, count), i * ratio
+                    add_times(
+                        alike * ratio, hs, seen[i], on(weights, line * places), places, values, columns, on(sums, line * hs), hs
+                    )
                     i += alike
-                _join(out, group, count, at, decays, gathered)
+                _join(out, group, count, h, ratio, decays, gathered)
             count, most, r = _next_group(rows, r, owner, start, places, group, seen)
     if last:
         _end(out, stats)
