@@ -210,14 +210,22 @@ def rmsnorm_heads_backward(x: Array, gain: Array, dy: Array, dgain: Array, heads
     dgain[:] = total
 
 
+def frequencies(half: int, theta: float, factor: float, low: float, high: float, original: float) -> Array:
+    """Return f_i in float32, each step in float32 but the power."""
+    single = np.float32
+    own = 1 / single(theta ** (np.arange(0, 2 * half, 2).astype(single) / single(2 * half)).astype(np.float64))
+    if not factor:
+        return own
+    waves = 1 / own * single(2 * np.pi)
+    smooth = (1 / waves * single(original) - single(low)) / single(high - low)
+    between = (1 - smooth) * own / single(factor) + smooth * own
+    long, short = waves > single(original / low), waves < single(original / high)
+    return np.where(long, own / single(factor), np.where(short, own, between))
+
+
 def _turned(x: Array, positions: Array, heads: int, rotation: tuple[float, ...]) -> Array:
-    theta, factor, low, high, original = rotation
     half = x.shape[1] // heads // 2
-    frequencies = np.float32(theta ** -(np.arange(half) / half)).astype(np.float64)
-    if factor:
-        smooth = np.clip((original * frequencies / (2 * np.pi) - low) / (high - low), 0, 1)
-        frequencies = (1 - smooth) * frequencies / factor + smooth * frequencies
-    angles = (positions.astype(np.float32)[:, None] * np.float32(frequencies)).astype(np.float64)
+    angles = (positions.astype(np.float32)[:, None] * frequencies(half, *rotation)).astype(np.float64)
     pairs = x.astype(np.float64).reshape(len(x), heads, 2, half)
     turned = (pairs[:, :, 0] + 1j * pairs[:, :, 1]) * np.exp(1j * angles)[:, None]
     return np.stack([turned.real, turned.imag], axis=2).reshape(x.shape)

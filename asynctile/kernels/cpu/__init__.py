@@ -37,7 +37,7 @@ def warm(
     names: Collection[str] | None = None,
     stop: threading.Event | None = None,
 ) -> bool:
-    """Make kernels ready to run; call report(name, ready, total) before each compile. Compiling all takes about 35 s.
+    """Make kernels ready to run; call report(name, ready, total) before each compile. Compiling all takes about 40 s.
 
     names: the kernels; None for all kernels and for the compiled loops of all imported modules. A child process compiles
     (compiler.py) if a folder can keep the results, otherwise this process does.

@@ -12,17 +12,22 @@ import numpy as np
 from asynctile.kernels.cpu.jit import COUNT, FLAG, REAL, TILE, TOKENS, kernel, piece
 from asynctile.kernels.cpu.sincos import sincos
 
+ONE, TURN = np.float32(1.0), np.float32(2.0 * np.pi)
+
 
 @piece()
 def _frequencies(frequencies: Any, theta: float, factor: float, low: float, high: float, original: float) -> None:
     """Set the angle, in float32, by which each pair of columns turns from one position to the next."""
-    half = frequencies.size
-    for i in range(half):
-        own = np.float64(np.float32(theta ** (-i / half)))
+    hs = np.float32(2 * frequencies.size)
+    for i in range(frequencies.size):
+        own = ONE / np.float32(theta ** np.float64(np.float32(2 * i) / hs))
         if factor != 0.0:
-            waves = original * own / (2.0 * np.pi)
-            smooth = min(max((waves - low) / (high - low), 0.0), 1.0)
-            own = (1.0 - smooth) * (own / factor) + smooth * own
+            wave = ONE / own * TURN
+            if wave > np.float32(original / low):
+                own = own / np.float32(factor)
+            elif not wave < np.float32(original / high):
+                smooth = (ONE / wave * np.float32(original) - np.float32(low)) / np.float32(high - low)
+                own = (ONE - smooth) * own / np.float32(factor) + smooth * own
         frequencies[i] = own
 
 
