@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from asynctile import Engine
-from asynctile.layers import GPT2
+from asynctile.layers import Model
 from asynctile.layers.cache import KVCache
 from asynctile.layers.caches import Caches
 from asynctile.layers.decode import Span, inputs_of, record_decode
@@ -24,6 +24,7 @@ from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation, device_named
 from asynctile.program.program import Fetch
 from asynctile.storage.tile import Tile
+from tests.layers.families import FAMILIES
 from tests.layers.shapes import LIGHT, SHAPES, Shape
 from tests.layers.training import RAGGED, lively
 
@@ -34,7 +35,7 @@ Piece = tuple[int, int, int]
 class Decoder:
     """A runner of decode programs of a model on two texts. numbers: the pages of each text."""
 
-    def __init__(self, model: GPT2, numbers: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Model, numbers: Sequence[Sequence[int]]) -> None:
         self.model, self.numbers = model, [tuple(pages) for pages in numbers]
         self.most = max(map(max, numbers)) + 1
         self.caches = Caches(model_state_of(model).parameters, 1, self.most)
@@ -66,13 +67,13 @@ class Decoder:
         await model_state_of(self.model).runtime.store((tile, np.full(tile.shape, value, tile.dtype)) for tile in tiles)
 
 
-def texts(model: GPT2) -> NDArray[np.int32]:
+def texts(model: Model) -> NDArray[np.int32]:
     """Return two texts of three pages and a token, if block_size allows."""
     length = min(model.config.block_size, 3 * KVCache(model_state_of(model).parameters).positions + 1)
     return np.random.default_rng(3).integers(0, model.config.vocab_size, (2, length), np.int32)
 
 
-async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
+async def decoded(model: Model, way: str) -> dict[tuple[int, int], bytes]:
     """Return the logits of both texts by (text, position)."""
     length, both = texts(model).shape[1], range(2)
     each = -(-length // KVCache(model_state_of(model).parameters).positions)
@@ -99,7 +100,7 @@ async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
     return decoder.logits
 
 
-def most_rows(model: GPT2) -> int:
+def most_rows(model: Model) -> int:
     return min(16, model_state_of(model).tiling.row_tokens)
 
 
@@ -107,10 +108,10 @@ WAYS = ("token by token, one after the other, pages in a row", "side by side, pa
 NARROW = {"tiles of one", "one sequence of one token"}
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name not in NARROW])
+@pytest.mark.parametrize("name", [*(name for name in SHAPES if name not in NARROW), *FAMILIES])
 async def test_cached_logits_are_those_of_the_window_and_their_bits_ignore_neighbors(name: str) -> None:
     async with Engine("cpu") as engine:
-        model = await lively(engine, LIGHT[name])
+        model = await lively(engine, (LIGHT | FAMILIES)[name])
         whole = await model.logits(texts(model))
         alone, beside, chunks = [await decoded(model, way) for way in WAYS]
     for (index, position), found in alone.items():
@@ -147,10 +148,11 @@ def test_weights_are_visited_in_one_order_for_any_number_of_rows_and_pages() -> 
     assert len(matrices) == len(set(matrices))
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name != "tiles of one"])  # there the inputs are the largest
+@pytest.mark.parametrize("name", [*(name for name in SHAPES if name != "tiles of one"), *FAMILIES])
 @pytest.mark.parametrize("pages", [1, 16])
 def test_generation_needs_no_more_at_once_than_training(name: str, pages: int) -> None:
-    shape = SHAPES[name]
+    """Except with tiles of one, where the inputs are the largest."""
+    shape = (SHAPES | FAMILIES)[name]
     parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
     caches = Caches(parameters, 1, pages)
     rows = min(64, parameters.tiling.row_tokens)

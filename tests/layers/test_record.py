@@ -15,6 +15,7 @@ from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.tile import NEVER, Tile
 from tests.counting import calls_of
+from tests.layers.families import FAMILIES
 from tests.layers.shapes import LIGHT, Shape
 
 #: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides these, statistics.
@@ -34,9 +35,9 @@ def recorded(shape: Shape, kind: str, *, kept: int = 0) -> tuple[Parameters, Pro
     return parameters, record(kind, parameters, rows, kept=min(kept, parts_of(shape.config)))
 
 
-@pytest.fixture(params=list(LIGHT))
+@pytest.fixture(params=[*LIGHT, *FAMILIES])
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return LIGHT[request.param]
+    return (LIGHT | FAMILIES)[request.param]
 
 
 def describe(entry: Operation | Fetch | Mark) -> str:
@@ -71,7 +72,7 @@ def uses(entry: Operation | Fetch | Mark) -> list[tuple[Tile, str]]:
 @pytest.mark.parametrize("kind", TRAINING)
 def test_no_operation_needs_more_than_a_few_tiles(shape: Shape, kind: str) -> None:
     _, program = recorded(shape, kind)
-    edge = max(shape.tile, shape.config.head_size)
+    edge = max(shape.tile, shape.config.axes["heads"].multiple)
     area = shape.tile * edge
     for operation in program.operations():
         nbytes = [tile.nbytes for tile in operation.operands]
@@ -107,7 +108,7 @@ def test_each_tile_is_updated_once_after_its_last_use(shape: Shape, kept: int) -
     last = program.entries[-1]
     assert isinstance(last, Operation)
     assert last.kernel == "adamw"
-    assert last.operands[0].name.startswith("wte.weight")
+    assert last.operands[0].name.startswith(("wte.weight", "embed_tokens.weight"))
 
 
 @pytest.mark.parametrize("kept", KEPT)
