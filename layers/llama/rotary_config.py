@@ -6,6 +6,7 @@ Each family derives its own, with the settings that only it has. scaling.py read
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -198,6 +199,7 @@ class RotaryConfig(Config):
     def to_hf(self) -> dict[str, Any]:
         """Return the content of config.json of the Hugging Face model of this family."""
         values = {RENAMED.get(item.name, item.name): getattr(self, item.name) for item in fields(self)}
+        values["rope_scaling"] = copy(self.rope_scaling)  # transformers adds to the one that it is given
         return {
             "architectures": [self.class_name], "model_type": self.model_type, **values, **special_to_hf(self), **self.only,
         }
