@@ -11,8 +11,12 @@ from asynctile.on_demand import on_demand as _on_demand
 if TYPE_CHECKING:
     from asynctile.layers.evaluation import Evaluation, evaluate
     from asynctile.layers.gpt2.config import GPT2Config
+    from asynctile.layers.llama.config import LlamaConfig
+    from asynctile.layers.mistral.config import MistralConfig
     from asynctile.layers.model import Model
     from asynctile.layers.optimizer import AdamW
+    from asynctile.layers.qwen2.config import Qwen2Config
+    from asynctile.layers.qwen3.config import Qwen3Config
     from asynctile.layers.report import StepReport
     from asynctile.layers.requests import Token
     from asynctile.layers.sampling import Sampling
@@ -30,7 +34,11 @@ else:
         "ByteTokenizer": "asynctile.layers.tokenizer:ByteTokenizer",
         "Evaluation": "asynctile.layers.evaluation:Evaluation",
         "GPT2Config": "asynctile.layers.gpt2.config:GPT2Config",
+        "LlamaConfig": "asynctile.layers.llama.config:LlamaConfig",
+        "MistralConfig": "asynctile.layers.mistral.config:MistralConfig",
         "Model": "asynctile.layers.model:Model",
+        "Qwen2Config": "asynctile.layers.qwen2.config:Qwen2Config",
+        "Qwen3Config": "asynctile.layers.qwen3.config:Qwen3Config",
         "Sampling": "asynctile.layers.sampling:Sampling",
         "Server": "asynctile.layers.server:Server",
         "StepReport": "asynctile.layers.report:StepReport",
@@ -47,7 +55,11 @@ __all__ = [
     "ByteTokenizer",
     "Evaluation",
     "GPT2Config",
+    "LlamaConfig",
+    "MistralConfig",
     "Model",
+    "Qwen2Config",
+    "Qwen3Config",
     "Sampling",
     "Server",
     "StepReport",

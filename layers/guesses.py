@@ -28,6 +28,15 @@ ATTRIBUTES = {
         "load": "Model.from_pretrained(engine, path)", "fit": "Trainer(model).run(batches)",
     },
 }  # fmt: skip
+_SIZES = {
+    "n_positions": "block_size", "n_ctx": "block_size", "max_position_embeddings": "block_size", "num_layers": "n_layer",
+    "num_hidden_layers": "n_layer",
+}  # fmt: skip
+_ROTARY = {"__init__": {
+    **_SIZES, "n_embd": "hidden_size", "d_model": "hidden_size", "n_inner": "intermediate_size",
+    "n_head": "num_attention_heads", "num_heads": "num_attention_heads", "n_kv_head": "num_key_value_heads",
+    "num_kv_heads": "num_key_value_heads", "rope_parameters": "rope_theta and rope_scaling",
+}}  # fmt: skip
 _TEXT = {"max_tokens": "max_new_tokens", "max_length": "max_new_tokens"}
 #: By class and method: arguments that it does not have, and the name to use instead.
 ARGUMENTS = {
@@ -36,10 +45,9 @@ ARGUMENTS = {
         "learning_rate": "lr", "beta1": "betas", "beta2": "betas", "epsilon": "eps", "warmup_steps": "warmup",
     }},
     "GPT2Config": {"__init__": {
-        "n_positions": "block_size", "n_ctx": "block_size", "max_position_embeddings": "block_size", "hidden_size": "n_embd",
-        "d_model": "n_embd", "num_layers": "n_layer", "num_hidden_layers": "n_layer", "num_heads": "n_head",
-        "num_attention_heads": "n_head",
+        **_SIZES, "hidden_size": "n_embd", "d_model": "n_embd", "num_heads": "n_head", "num_attention_heads": "n_head",
     }},
+    **dict.fromkeys(("LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config"), _ROTARY),
     "Model": {"generate": _TEXT},
     "Server": {"generate": _TEXT},
 }  # fmt: skip

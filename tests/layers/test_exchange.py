@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from asynctile.errors import CheckpointError
 from asynctile.layers import GPT2Config
+from asynctile.layers.architectures import config_from_hf
 from asynctile.layers.exchange import Pretrained
 from asynctile.layers.layout import shapes
 from asynctile.storage.checksums import CHECKSUMS, checksum, checksum_record
@@ -181,6 +182,58 @@ def test_a_long_file_is_not_read_only_to_compare_its_checksum(folder: Path, name
     os.truncate(folder / name, 1 << 40)
     with pytest.raises(CheckpointError, match=sentence):
         Pretrained(folder)
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9,
+         "intermediate_size": 8, "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"model_type": "gemma2"}, "says model_type 'gemma2'; only 'gpt2', 'llama', 'mistral', 'qwen2', 'qwen3' can be loaded"),
+    ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts 8: a mixture of experts is not computed here"),
+    ({"model_type": "qwen3_moe", "num_experts": 128}, "num_experts 128: a mixture of experts is not computed here; load"),
+    ({"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}, "has quantization_config 'awq': quantised"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling has rope_type 'yarn'; only 'default' and 'llama3'"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has rope_type 'linear'; only 'default' and 'llama3'"),
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic'; only 'default' and 'llama3' are"),
+    ({"model_type": "mistral", "sliding_window": 32}, "sliding_window"),
+    ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32}, "sliding_window"),
+    ({"hidden_act": "gelu"}, "config.json says hidden_act 'gelu'; only 'silu' is supported, load a model without this variant"),
+    ({"head_dim": 7}, "head_dim is 7, expected an even number"),
+    ({"num_key_value_heads": 3}, "num_attention_heads 2 is not divisible by num_key_value_heads 3"),
+    ({"num_attention_heads": 3}, "hidden_size 16 is not divisible by num_attention_heads 3"),
+])  # fmt: skip
+def test_a_variant_of_another_family_is_refused_by_the_name_of_its_field(
+    folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    with pytest.raises(ValueError, match=r"config\.json: ") as caught:
+        Pretrained(folder)
+    assert sentence in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("changes", "damage", "sentence"), [
+    ({}, "model.layers.0.self_attn.q_norm.weight", "holds model.layers.0.self_attn.q_norm.weight, which its config.json does"),
+    ({}, "model.layers.0.self_attn.q_proj.bias", "holds model.layers.0.self_attn.q_proj.bias, which its config.json does not"),
+    ({"num_key_value_heads": 1}, None, "self_attn.k_proj.weight has shape (16, 16), its config.json requires (8, 16)"),
+    ({"tie_word_embeddings": True}, "lm_head.weight", "its config.json ties the two; set tie_word_embeddings to false there"),
+    ({"tie_word_embeddings": True}, None, None),
+    ({}, "model.layers.0.self_attn.rotary_emb.inv_freq", None),
+])  # fmt: skip
+def test_the_tensors_of_a_llama_must_be_those_of_its_config(
+    folder: Path, changes: dict[str, Any], damage: str | None, sentence: str | None
+) -> None:
+    """Frequencies of old files, and a second copy of a tied head, do no harm."""
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes(config_from_hf(LLAMA))}
+    save_file(tensors | ({} if damage is None else {damage: np.ones((9, 16), np.float32)}), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    if sentence is None:
+        with Pretrained(folder) as source:
+            assert source.config.model_type == "llama"
+        return
+    with pytest.raises(CheckpointError) as caught:
+        Pretrained(folder)
+    assert sentence in str(caught.value)
 
 
 def test_masks_of_old_files_and_links_do_no_harm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,11 +14,22 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
-from asynctile.layers import GPT2, AdamW, GPT2Config, Server, Trainer
+from asynctile.layers import (
+    GPT2,
+    AdamW,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Server,
+    Trainer,
+)
 from asynctile.layers.guesses import ARGUMENTS, ATTRIBUTES
 from tests.layers.saving import BATCHES, trainer_on
 
-CLASSES: dict[str, Any] = {"Trainer": Trainer, "Model": GPT2, "AdamW": AdamW, "GPT2Config": GPT2Config, "Server": Server}
+CONFIGS = (GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+CLASSES: dict[str, Any] = {"Model": GPT2, **{cls.__name__: cls for cls in (Trainer, AdamW, Server, *CONFIGS)}}
 
 GUESSES: list[tuple[Callable[[Trainer], Any], type[Exception], str]] = [
     (lambda trainer: trainer.train, AttributeError, r"'Trainer' object has no attribute 'train'; use trainer\.run\(batches\)"),
@@ -28,6 +40,8 @@ GUESSES: list[tuple[Callable[[Trainer], Any], type[Exception], str]] = [
     (lambda trainer: GPT2(trainer.model.engine, trainer.model.config), TypeError, r"make a model with await Model\.create"),
     (lambda trainer: AdamW(learning_rate=1), TypeError, r"AdamW.__init__\(\) has no argument 'learning_rate'; use lr"),
     (lambda trainer: GPT2Config(n_positions=8), TypeError, "no argument 'n_positions'; use block_size"),
+    (lambda trainer: Qwen3Config(n_embd=8), TypeError, "no argument 'n_embd'; use hidden_size"),
+    (lambda trainer: LlamaConfig(num_hidden_layers=8), TypeError, "no argument 'num_hidden_layers'; use n_layer"),
     (lambda trainer: GPT2Config(bogus=8), TypeError, "unexpected keyword argument 'bogus'"),
     (lambda trainer: trainer.model.generate([1], max_tokens=1), TypeError, "'max_tokens'; use max_new_tokens"),
     (lambda trainer: list(trainer.model.generate([1])), TypeError, "use 'async for' in a coroutine"),
@@ -50,12 +64,12 @@ def test_guessed_names_do_not_exist_and_suggested_names_do() -> None:
     for name, methods in ARGUMENTS.items():
         for method, names in methods.items():
             there = inspect.signature(getattr(CLASSES[name], method)).parameters
-            assert not names.keys() & there and {meant.partition("=")[0] for meant in names.values()} <= there.keys()
+            assert not names.keys() & there and {re.split("=| and ", meant)[0] for meant in names.values()} <= there.keys()
 
 
 async def test_copies_pickles_and_inspection_do_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(inspect.signature(AdamW)).startswith("(lr: 'float' = 0.0003") and AdamW.__init__.__name__ == "__init__"
-    for one in (AdamW(lr=0.5), GPT2Config(n_layer=2)):
+    for one in (AdamW(lr=0.5), GPT2Config(n_layer=2), Qwen3Config(n_layer=2)):
         assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == copy.copy(one) == replace(one) == one
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)

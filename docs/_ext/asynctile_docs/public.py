@@ -12,12 +12,21 @@ __all__ = ["CONSTRUCTED", "INTERNAL", "MODULES", "SHOWN"]
 MODULES = {
     "asynctile": ("Engine", "Share", "Events", "Statistics"),
     "asynctile.layers": (
-        "Model", "GPT2", "GPT2Config", "Trainer", "AdamW", "StepReport", "evaluate", "Evaluation", "Server", "Sampling",
-        "Token", "Tokenizer", "ByteTokenizer", "open_tokenizer",
+        "Model", "GPT2", "GPT2Config", "LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config", "Trainer", "AdamW",
+        "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token", "Tokenizer", "ByteTokenizer", "open_tokenizer",
     ),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
 }  # fmt: skip
+
+#: The configurations of families with rotary positions, and their members that a program uses, and those that it does not.
+_ROTARY = tuple(f"asynctile.layers.{family}Config" for family in ("Llama", "Mistral", "Qwen2", "Qwen3"))
+_USED = ("from_hf", "to_hf", "parameter_count", "states_nbytes", "flops_per_token", "summary")
+_INSIDE = (
+    "attention_norms", "axes", "block_tensors", "check_variant", "class_name", "first_tensors", "has_bias", "has_dropout",
+    "head_size", "head_tensor", "key_heads", "last_tensors", "model_type", "norm_epsilon", "only", "prefix", "published",
+    "rotation", "tensors", "total",
+)  # fmt: skip
 
 #: Members of a class that a program uses, in the order of the page: methods, properties and attributes of instances. The
 #: docstring of the class describes what only an instance has.
@@ -39,6 +48,7 @@ SHOWN = {
     "asynctile.layers.GPT2Config": (
         "named", "from_hf", "to_hf", "parameter_count", "states_nbytes", "flops_per_token", "summary",
     ),
+    **dict.fromkeys(_ROTARY, _USED),
     "asynctile.layers.Trainer": (
         "step", "run", "gradients", "save", "saved", "saving", "load", "gemm_rate", "model", "optimizer", "clip_norm",
         "micro_batches", "replicas", "recompute", "update", "step_count", "skipped_count", "last_report", "data_state",
@@ -57,6 +67,7 @@ INTERNAL = {
         "axes", "block_tensors", "first_tensors", "has_dropout", "head_size", "head_tensor", "inner", "last_tensors",
         "model_type", "norm_epsilon", "prefix", "tensors", "total",
     ),
+    **dict.fromkeys(_ROTARY, _INSIDE),
     "asynctile.layers.AdamW": ("hyper",),
     "asynctile.layers.StepReport": ("between",),
 }  # fmt: skip
@@ -64,5 +75,5 @@ INTERNAL = {
 #: Classes that a program makes by calling them; the page shows no arguments for the others.
 CONSTRUCTED = {
     "asynctile.Engine", "asynctile.layers.GPT2Config", "asynctile.layers.Trainer", "asynctile.layers.AdamW",
-    "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.metrics.EngineCollector",
+    "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.metrics.EngineCollector", *_ROTARY,
 }  # fmt: skip
