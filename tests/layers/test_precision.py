@@ -23,6 +23,7 @@ from asynctile.program.precision import BF16
 from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 from tests.interpreter import Model
+from tests.layers.families import FAMILIES
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.test_record import PROGRAMS
 from tests.layers.test_step import assert_same_bits, determined, distance
@@ -32,7 +33,7 @@ ALLOWED = {
     "add": "ff", "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
     "attention": "fffff bbbbf", "attention_delta": "fff bbf", "attention_backward": "fffffffff bbbbffbbb",
     "attention_backward_whole": "ffffffffff bbbbbffbbb",
-    "column_sums": "ff bf", "column_sums_copy": "ffb", "fill": "f b",
+    "column_sums": "ff bf", "column_sums_copy": "ffb", "copy": "ff fb", "fill": "f b",
     "cross_entropy": "fif bif", "cross_entropy_backward": "ifff iffb",
     "embed_positions": "ff bf", "embed_tokens": "iff ibf", "embed_positions_backward": "ff", "embed_tokens_backward": "iff",
     "gelu": "ff bb", "gelu_and_backward": "ffff bbbf",
@@ -42,24 +43,32 @@ ALLOWED = {
     "gemm_rows_onto": "ffff bbff bbbb", "gemm_rows_bias_onto": "fffff bbfff bbfbb", "attention_page": "ffffiiff bbbbiibf",
     "layernorm": "fffff ffffb", "layernorm_backward": "ffffff", "layernorm_gradients": "fffff", "layernorm_stats": "ff",
     "layernorm_sums": "fffff", "layernorm_whole": "fffff ffffb", "layernorm_whole_backward": "fffffff",
+    "rmsnorm": "ffff fffb", "rmsnorm_backward": "ffffff", "rmsnorm_gradients": "ffff", "rmsnorm_stats": "ff",
+    "rmsnorm_sums": "fffff", "rmsnorm_whole": "ffff fffb", "rmsnorm_whole_backward": "ffffff",
+    "rmsnorm_heads": "fff bfb", "rmsnorm_heads_backward": "ffff bfbf", "rope": "f b", "swiglu": "fff bbb",
+    "swiglu_and_backward": "fffff bbbbb",
 }  # fmt: skip
 LETTERS = {np.dtype(np.float32): "f", BF16: "b", np.dtype(np.int32): "i"}
 #: Names of the tiles that are bf16, in full; logits only where a loss is wanted.
 NARROW = re.compile(r"""
     .*\.bf16 | h\.\d+\.ln_[12]\[.* | ln_f\[.*
     | h\.\d+\.attn\.(qkv|out|dout|dqkv|dprojected)\[.* | h\.\d+\.mlp\.(hidden|activated|dhidden|dprojected)\[.*
+    | layers\.\d+\.(input|post_attention)_layernorm\[.* | norm\[.*
+    | layers\.\d+\.self_attn\.(d?[qkv]|[qk]_norm|out|dout|dprojected)\[\d+,.*
+    | layers\.\d+\.mlp\.(gate|up|activated|dgate|dup|dprojected)\[.*
     """, re.VERBOSE)  # fmt: skip
 
 
 #: Sequences cut and several in a tile, all ragged; few operations.
 FEW = (
     "one tile of everything", "several sequences in a tile", "one sequence of one token", "heads in uneven groups, narrow MLP",
+    "mistral", "qwen3",
 )  # fmt: skip
 
 
 @pytest.fixture(params=FEW)
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return SHAPES[request.param]
+    return (SHAPES | FAMILIES)[request.param]
 
 
 def parameters_of(shape: Shape, precision: str = "bf16") -> Parameters:
@@ -110,10 +119,13 @@ def test_tf32_records_the_programs_of_fp32(shape: Shape) -> None:
 
 
 def test_bf16_adds_no_operation(shape: Shape) -> None:
-    """The operations and their order are the same; some also write a copy in bf16."""
+    """The operations and their order are the same; some also write a copy in bf16, which a layer without a bias makes alone."""
     for kind in KINDS:
         wide = [entry.kernel for entry in recorded(shape, kind, "fp32")[1].operations()]
-        narrow = [entry.kernel for entry in recorded(shape, kind)[1].operations()]
+        narrow = [
+            entry.kernel for entry in recorded(shape, kind)[1].operations()
+            if entry.kernel != "copy" or entry.operands[1].dtype != BF16
+        ]
         assert [kernel.removesuffix("_bf16").removesuffix("_copy") for kernel in narrow] == wide
 
 
@@ -175,7 +187,8 @@ def test_losses_logits_and_gradients_are_close_to_fp32(shape: Shape) -> None:
     assert found == pytest.approx(loss, rel=3e-3)
     if shape.micro_batches == 1:
         assert found == narrow.loss(tokens, targets)
-    assert distance(narrow.logits(tokens), wide.logits(tokens)) < 0.015
+    # The norms of this Qwen3 make large scores, which round to more: PyTorch in bf16 is off by 0.031.
+    assert distance(narrow.logits(tokens), wide.logits(tokens)) < (0.03 if shape.config.model_type == "qwen3" else 0.015)
     for name, value in gradients.items():
         assert others[name].dtype == np.float32
         one, other = (determined(name, tensor, shape.length) for tensor in (others[name], value))
@@ -212,6 +225,7 @@ def test_after_steps_copies_are_rounded_masters_and_small_updates_are_not_lost(s
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("shape", FEW[:4], indirect=True)
 def test_gradients_are_as_close_to_fp32_as_pytorchs_in_bf16(shape: Shape) -> None:
     torch = pytest.importorskip("torch")
     from tests.reference_gpt2 import ReferenceGPT2

@@ -12,14 +12,15 @@ from asynctile.kernels.cpu import KERNELS
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.step import parts_of
 from tests.interpreter import Model
+from tests.layers.families import FAMILIES
 from tests.layers.shapes import LIGHT, Shape
 
 Tensors = dict[str, NDArray[Any]]
 
 
-@pytest.fixture(params=list(LIGHT))
+@pytest.fixture(params=[*LIGHT, *FAMILIES])
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return LIGHT[request.param]
+    return (LIGHT | FAMILIES)[request.param]
 
 
 def model_of(shape: Shape, **more: Any) -> Model:
