@@ -64,3 +64,19 @@ def test_the_fall_with_depth_is_that_of_the_slowest(bench: Any) -> None:
     assert "layer by layer, about 23 B: slowest depth below the fastest" not in found
     value, verdict = found["dmdasd at 10.6 B, simulated: 8 layers over 4"]
     assert value == pytest.approx(640 / 720) and verdict.endswith("MISSED")
+
+
+def test_the_bounds_by_formula_are_products_link_or_disk(bench: Any) -> None:
+    verdicts, there = bench("bench_verdicts"), hardware("rtx-4090")
+    xl, large = verdicts.models()["gpt2-xl"], verdicts.models()["40 x 5,120"]
+    products = bench("common").step_flops(xl, 32 * 1024, 1024) * 4 / 3 / there.flops_per_s["bf16"]
+    assert verdicts.bound_s(xl, 32, verdicts.FSDP, there, disk=False) == pytest.approx(products)
+    assert verdicts.bound_s(xl, 1, verdicts.FSDP, there, disk=False) == pytest.approx(8 * xl.parameter_count / 25e9)
+    assert verdicts.bound_s(large, 1, verdicts.FSDP, there, disk=False) is None
+    assert verdicts.bound_s(large, 1, verdicts.INFINITY, there, disk=True) == pytest.approx(40 * large.parameter_count / 3e9)
+
+
+def test_a_verdict_says_that_gpt2_xl_fits(bench: Any) -> None:
+    verdicts = bench("bench_verdicts")
+    found = verdicts.verdict(verdicts.models()["gpt2-xl"], 1)
+    assert found["fits"] and found["step_s"] > 0 and not found["spill"]
