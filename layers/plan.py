@@ -16,8 +16,9 @@ from asynctile.layers.machine import Machine, Work, size
 from asynctile.layers.planned_step import planned_step
 from asynctile.layers.update_placement import updates_of
 from asynctile.measure.simulate import simulate
-from asynctile.measure.virtual import Resource
+from asynctile.measure.virtual import Resource, Timeline
 from asynctile.program.operation import HOST
+from asynctile.schedule.schedule import Schedule
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.sizes import format_size
@@ -142,11 +143,18 @@ class Plan:
         ]
 
 
-def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str], object] = lambda text: None) -> Plan:
+def plan_step(
+    config: Config,
+    work: Work,
+    machine: Machine,
+    stage: Callable[[str], object] = lambda text: None,
+    keep: Callable[[Schedule, Timeline], object] = lambda schedule, clock: None,
+) -> Plan:
     """Plan one training step.
 
-    stage: called with a description of each part of the work as it begins. A large step takes minutes. BudgetError if a cap is
-    below the floor; ValueError for wrong numbers.
+    stage: called with a description of each part of the work as it begins. A large step takes minutes. keep: called with the
+    schedule of the step, and when the virtual clock ran each entry. BudgetError if a cap is below the floor; ValueError for
+    wrong numbers.
     """
     step = planned_step(config, work, machine, stage)
     program, demand = step.program, step.demand
@@ -171,6 +179,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
     )
     stage("estimating the time of a step")
     timeline = machine.costs(step.parameters.tiling.tile).timeline(traffic.schedule)
+    keep(traffic.schedule, timeline)
     return Plan(
         device=machine.device,
         devices=program.devices,

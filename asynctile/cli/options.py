@@ -196,7 +196,7 @@ class Options:
     trace: str | None = option(
         None, values.name, "FILE",
         "write a trace of what ran when and what it waited for, for ui.perfetto.dev or chrome://tracing; tracing slows the "
-        "steps down", group=_KEPT, forgotten=True, config=False)
+        "steps down; `plan` writes the step that it simulates", group=_KEPT, forgotten=True, config=False)
     trace_steps: tuple[int, int | None] | None = option(
         None, values.steps, "A:B", "trace only steps A to B; A: or :B leaves one end open (default: the whole run)",
         group=_KEPT, forgotten=True, config=False)

@@ -24,10 +24,14 @@ from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import existing_run, recorded_rates
 from asynctile.cli.search import MORE_RAM, faster
 from asynctile.cli.terminal import complain, print_rows, say
+from asynctile.cli.tracing import check_path
 from asynctile.cli.verdict import Verdict, placed_on
 from asynctile.errors import BudgetError
 from asynctile.layers.plan import Plan
 from asynctile.measure.hardware import Hardware, hardware
+from asynctile.measure.simulated_trace import write_simulated
+from asynctile.measure.virtual import Timeline
+from asynctile.schedule.schedule import Schedule
 from asynctile.storage.counts import counted
 
 __all__ = ["run"]
@@ -52,10 +56,13 @@ def run(given: dict[str, Any]) -> int:
     check_devices(options)
     if there is None:
         warn_of_excess(options)
+    check_path(options.trace)
     shape = choose_shape(options, expected_vocab_size(options))
+    shown = _Shown()
     with _Stages() as stages, without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
-        verdict = _verdict(options, there, partial(plan_of, shape, rates=rates, gemm_rate=gemm_rate, stage=stages.begin))
+        plan = partial(plan_of, shape, rates=rates, gemm_rate=gemm_rate, stage=stages.begin, keep=shown.keep)
+        verdict = _verdict(options, there, plan)
         if "search" in given and not verdict.missing:
             until = time.monotonic() + given["search"]
             stages.begin("searching for faster settings")
@@ -63,6 +70,9 @@ def run(given: dict[str, Any]) -> int:
             most_ram = round(MORE_RAM * verdict.plan.host_bytes) if there is None else there.ram
             verdict = replace(verdict, searched=True, found=faster(
                 verdict.options, verdict.plan, quietly, lambda: time.monotonic() > until, most_ram))  # fmt: skip
+        if options.trace is not None:
+            stages.begin("writing the trace")
+            shown.write(options.trace)
     if given.get("json"):
         say(json.dumps(verdict.as_dict(), indent=2) + "\n")
     else:
@@ -84,6 +94,25 @@ def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, 
         if not verdict.missing:
             break
     return verdict
+
+
+class _Shown:
+    """The step of the last plan, for a trace."""
+
+    def __init__(self) -> None:
+        self._step: tuple[Schedule, Timeline] | None = None
+
+    def keep(self, schedule: Schedule, clock: Timeline) -> None:
+        self._step = schedule, clock
+
+    def write(self, path: str) -> None:
+        """Write the trace of the step. OSError names the option."""
+        assert self._step is not None
+        try:
+            events = write_simulated(path, *self._step)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"--trace {path}") from error
+        complain(f"wrote {events:,} events of a simulated step to {path}: open it in ui.perfetto.dev or chrome://tracing")
 
 
 def _batch(options: Options, seq_len: int) -> str:

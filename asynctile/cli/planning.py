@@ -22,20 +22,25 @@ from asynctile.layers.machine import Machine
 from asynctile.layers.plan import Plan, plan_step
 from asynctile.measure.hardware import Hardware
 from asynctile.measure.known import known
+from asynctile.measure.virtual import Timeline
 from asynctile.schedule.rates import Rates
+from asynctile.schedule.schedule import Schedule
 
 __all__ = ["Stage", "plan_of", "without_collections"]
 
 #: Is told what is being worked out.
 Stage = Callable[[str], object]
+#: Is given a schedule, and when the virtual clock ran it.
+Keep = Callable[[Schedule, Timeline], object]
 
 
 def plan_of(shape: Config, options: Options, there: Hardware | None, *, rates: Rates | None, gemm_rate: float | None,
-          stage: Stage) -> Plan:
+            stage: Stage, keep: Keep = lambda schedule, clock: None) -> Plan:
     """Return the plan of a run of a model of this shape, on a machine, or on this one for None.
 
     rates: by which the run plans, None for those of this machine. gemm_rate: FLOP/s of products, None for those of the rates.
-    stage: is told what takes long. BudgetError if a cap has no room for one operation.
+    stage: is told what takes long. keep: is given the schedule, and when the virtual clock ran it. BudgetError if a cap has no
+    room for one operation.
     """
     machine = machine_of(options)
     if there is not None:
@@ -44,7 +49,7 @@ def plan_of(shape: Config, options: Options, there: Hardware | None, *, rates: R
     else:
         machine = replace(machine, measured=_rates(machine, stage) if rates is None else rates)
     work = work_of(options, length_of(options.seq_len, shape))
-    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage)
+    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage, keep)
 
 
 def _rates(machine: Machine, stage: Stage) -> Rates | None:

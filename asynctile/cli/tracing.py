@@ -1,19 +1,29 @@
 """The trace of a run, --trace and --trace-steps: when it starts and ends, and what is said when it cannot continue.
 
-Covers `Tracing`. asynctile/measure/trace.py says what a trace shows. A trace never stops the run: if its disk is full or its
-folder gone, a note says so and the run goes on.
+Covers `Tracing`, and `check_path`, which refuses a path before any work. asynctile/measure/trace.py says what a trace shows. A
+trace never stops the run: if its disk is full or its folder gone, a note says so and the run goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from asynctile import Engine
 from asynctile.cli.options import Options
 from asynctile.storage.sizes import format_size
 
-__all__ = ["Tracing"]
+__all__ = ["Tracing", "check_path"]
+
+
+def check_path(path: str | None) -> None:
+    """Raise ValueError for a --trace path that exists or is in a missing folder. None: there is no trace."""
+    if path is not None and os.path.lexists(path):
+        raise ValueError(f"--trace {path} exists already; name another file, or remove it")
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"--trace {path}: the folder of this file does not exist; create it, or name another file")
 
 
 class Tracing:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ from asynctile.cli.search import faster_than_defaults
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
-from asynctile.cli.tracing import Tracing
+from asynctile.cli.tracing import Tracing, check_path
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
@@ -147,10 +146,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
 
 def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | None) -> None:
     """Refuse a --trace path that exists or is in a missing folder, and a --spill folder that only run.json names."""
-    if options.trace is not None and os.path.lexists(options.trace):
-        raise ValueError(f"--trace {options.trace} exists already; name another file, or remove it")
-    if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
-        raise ValueError(f"--trace {options.trace}: the folder of this file does not exist; create it, or name another file")
+    check_path(options.trace)
     if run is not None and options.spill is not None and "spill" not in typed:
         raise ValueError(f"the run {run.path} used --spill {options.spill}, and a place to write must be typed each time; type "
                          "it again, or --spill none to continue without")

@@ -135,3 +135,14 @@ def test_impossible_trace_steps_are_refused_with_a_sentence(
 ) -> None:
     status, _, err = train("--out", tmp_path / "run", *words)
     assert (status, err.count("\n")) == (2, 1) and said in err and not (tmp_path / "run").exists()
+
+
+def test_a_plan_writes_the_trace_of_a_step_that_did_not_run(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    planned = ("plan", "--device", "emulated", "--device-memory", "3MiB", "--trace", path)
+    status, out, err = program(*planned)
+    assert status == 0 and out.startswith("verdict") and f"events of a simulated step to {path}: open it in" in err
+    assert traced_steps(path) == ["step, simulated: nothing ran"]
+    before = path.read_bytes()
+    assert program(*planned) == (2, "", f"asynctile plan: --trace {path} exists already; name another file, or remove it\n")
+    assert path.read_bytes() == before
