@@ -231,23 +231,22 @@ class Program:
         may be in the next run.
         """
         length = len(self.entries)
+        # Each entry is asked once for what both walks need: this runs for every program that arrangement.py compares.
+        behind = [(entry.tiles, entry.access, over_ram and entry.device != DEVICE) for entry in reversed(self.entries)]
         upcoming: dict[Tile, int] = {}
-        for position in range(length - 1, -1, -1):
-            entry = self.entries[position]
-            at_host = over_ram and entry.device != DEVICE
-            for tile, how in zip(entry.tiles, entry.access, strict=True):
+        for position, (tiles, access, at_host) in zip(range(2 * length - 1, length - 1, -1), behind, strict=True):
+            for tile, how in zip(tiles, access, strict=True):
                 if tile.persistent:
-                    use = NEVER if how == WRITE else position + length
+                    use = NEVER if how == WRITE else position
                     upcoming[tile] = _use_at_host(use, how, upcoming.get(tile, NEVER)) if at_host else use
         first = dict(upcoming)
+        next_use = upcoming.get
         backwards: list[tuple[int, ...]] = []
-        for position in range(length - 1, -1, -1):
-            entry = self.entries[position]
-            at_host = over_ram and entry.device != DEVICE
-            backwards.append(tuple([upcoming.get(tile, NEVER) for tile in entry.tiles]))
-            for tile, how in zip(entry.tiles, entry.access, strict=True):
+        for position, (tiles, access, at_host) in zip(range(length - 1, -1, -1), behind, strict=True):
+            backwards.append(tuple([next_use(tile, NEVER) for tile in tiles]))
+            for tile, how in zip(tiles, access, strict=True):
                 use = NEVER if how == WRITE else position
-                upcoming[tile] = _use_at_host(use, how, upcoming.get(tile, NEVER)) if at_host else use
+                upcoming[tile] = _use_at_host(use, how, next_use(tile, NEVER)) if at_host else use
         return first, backwards[::-1]
 
 
