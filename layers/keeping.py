@@ -73,6 +73,10 @@ class Keeping:
                 copies=runtime.device.name == "emulated",
             )
             recorded = Recorded(kind, model.parameters)
-            return arrange(recorded, share, around, precision=runtime.life.precision, recompute=self._recompute)
+            best = arrange(recorded, share, around, precision=runtime.life.precision, recompute=self._recompute)
+            if share is rows:  # one device carries all, so the step is the one that was compared
+                whole = rows.in_passes(best.passes)
+                model.keep_program(recorded.latest(whole, best.kept), kind, whole, best.kept)
+            return best
 
         return await runtime.compute(chosen)

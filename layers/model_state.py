@@ -210,6 +210,11 @@ class ModelState:
         recorded = partial(record, kind, self.parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
         return self.programs.get(_key(kind, rows, kept, on_host, carriers), recorded)
 
+    def keep_program(self, program: Program | None, kind: str, rows: Rows, kept: int) -> None:
+        """Keep a program that `record` made of these arguments, for one device, so that `program` need not record it again."""
+        if program is not None:
+            self.programs.get(_key(kind, rows, kept, frozenset(), ()), lambda: program)
+
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
         """Return what the program asks of an arena beside the standing tiles and `also`, its own; measured once a program."""
         if program not in self._demands:
@@ -242,5 +247,9 @@ class ModelState:
 
 
 def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile], carriers: tuple[int, ...]) -> Hashable:
-    """Return the key of a program among those of one model: every argument of its recording that may differ."""
-    return kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes), kept, on_host, carriers
+    """Return the key of a program among those of one model: every argument of its recording that may differ.
+
+    If the first device carries all, the program is the one without carriers.
+    """
+    others = carriers if any(carriers) else ()
+    return kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes), kept, on_host, others

@@ -235,3 +235,18 @@ async def test_choices_are_forgotten_like_programs(monkeypatch: pytest.MonkeyPat
     assert chosen == [1, 2, 3, 4, 1]
 
 
+async def test_the_arranged_step_is_not_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[tuple[int, int]] = []
+
+    def recording(kind: str, parameters: Any, rows: Any, *, kept: int = 0, on_host: Any = (), carriers: Any = ()) -> Any:
+        if not on_host:
+            recorded.append((len(rows.passes), kept))
+        return record(kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+
+    for module in ("arrangement", "model_state"):
+        monkeypatch.setattr(f"asynctile.layers.{module}.record", recording)
+    async with Engine("emulated", device_memory=STATES // 3) as engine:
+        trainer = await trainer_on(engine, recompute=True)
+        assert await step_on(trainer) == 0
+    assert len(recorded) > 1, "several arrangements were compared"
+    assert len(recorded) == len({*recorded})
