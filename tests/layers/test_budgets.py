@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ def tokens(batch: int = 2, length: int = 20) -> np.ndarray[Any, Any]:
     return np.random.default_rng(batch * length).integers(0, CONFIG.vocab_size, (batch, length))
 
 
-def plan(**options: Any) -> Any:
-    return plan_step(CONFIG, Work(batch_size=2, seq_len=20, tile=16), Machine(**options))
+def plan(config: GPT2Config = CONFIG, **options: Any) -> Any:
+    return plan_step(config, Work(batch_size=2, seq_len=20, tile=16), Machine(**options))
 
 
 async def test_on_cpu_the_floor_of_a_step_is_enough_for_losses_between_steps() -> None:
@@ -46,9 +47,10 @@ async def test_on_cpu_a_second_model_that_does_not_fit_is_refused_and_the_first_
 
 
 async def test_the_planned_host_memory_is_enough_and_other_work_is_refused_before_it_begins() -> None:
-    planned = plan(device="emulated", device_memory="64KiB")
+    config = replace(CONFIG, n_layer=1)
+    planned = plan(config, device="emulated", device_memory="64KiB")
     async with Engine("emulated", device_memory="64KiB", host_memory=planned.host_bytes) as engine:
-        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        trainer = Trainer(await GPT2.create(engine, config, tile=16))
         refused = 0
         for batch in (tokens(), tokens(4, 24), tokens(2, 13), tokens()):
             for work in (trainer.step, trainer.gradients, trainer.model.loss):
