@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from asynctile.collector import without_collections
 from asynctile.device.base import Device
 from asynctile.errors import DeviceError
 from asynctile.execute.job import Job
@@ -131,12 +132,13 @@ class Runtime:
     async def compute(self, work: Callable[P, R], *args: P.args, **more: P.kwargs) -> R:
         """Run Python that computes in a thread, on the device's loop, to its end even if cancelled.
 
-        Not for work that may wait: the watchdog takes it for progress.
+        Meanwhile no garbage is collected. Not for work that may wait: the watchdog takes it for progress.
         """
         run_ahead = self.tiers.run_ahead
         run_ahead.computing += 1
         try:
-            return await finish(asyncio.to_thread(work, *args, **more))
+            with without_collections():
+                return await finish(asyncio.to_thread(work, *args, **more))
         finally:
             run_ahead.computing -= 1
 

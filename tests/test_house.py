@@ -28,6 +28,7 @@ FLOORS = (
 #: The floor of each module directly in asynctile/.
 AT_THE_TOP = {
     "asynctile": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system", "asynctile.callbacks": "layers",
+    "asynctile.collector": "system",
     "asynctile.engine": "engine", "asynctile.errors": "system", "asynctile.events": "system", "asynctile.runtime": "engine",
     "asynctile.hub": "streams", "asynctile.interpreter": "system", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
     "asynctile.metrics": "engine", "asynctile.on_demand": "system", "asynctile.share": "engine", "asynctile.starting": "system",

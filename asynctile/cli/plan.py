@@ -19,13 +19,14 @@ from asynctile.cli.fitting import check_devices
 from asynctile.cli.model import choose_shape, length_of
 from asynctile.cli.options import Options
 from asynctile.cli.placement import warn_of_excess
-from asynctile.cli.planning import plan_of, without_collections
+from asynctile.cli.planning import plan_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import existing_run, recorded_rates
 from asynctile.cli.search import MORE_RAM, faster
 from asynctile.cli.terminal import complain, print_rows, say
 from asynctile.cli.tracing import check_path
 from asynctile.cli.verdict import Verdict, placed_on
+from asynctile.collector import without_collections
 from asynctile.errors import BudgetError
 from asynctile.layers.plan import Plan
 from asynctile.measure.hardware import Hardware, hardware

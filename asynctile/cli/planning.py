@@ -7,9 +7,7 @@ machine file.
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from asynctile import Engine
@@ -26,7 +24,7 @@ from asynctile.measure.virtual import Timeline
 from asynctile.schedule.rates import Rates
 from asynctile.schedule.schedule import Schedule
 
-__all__ = ["Stage", "plan_of", "without_collections"]
+__all__ = ["Stage", "plan_of"]
 
 #: Is told what is being worked out.
 Stage = Callable[[str], object]
@@ -67,18 +65,3 @@ def _rates(machine: Machine, stage: Stage) -> Rates | None:
 async def _measured() -> Rates:
     async with Engine("cpu") as engine:
         return engine.rates
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Turn garbage collection off while planning.
-
-    Planning makes millions of small objects without cycles, and looking for cycles took a fifth of its time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -13,7 +13,8 @@ from typing import Any
 
 from asynctile.cli.option import typed
 from asynctile.cli.options import Options
-from asynctile.cli.planning import plan_of, without_collections
+from asynctile.cli.planning import plan_of
+from asynctile.collector import without_collections
 from asynctile.errors import BudgetError
 from asynctile.layers.config import Config
 from asynctile.layers.plan import Plan
