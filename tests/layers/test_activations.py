@@ -17,6 +17,7 @@ from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
 from tests.laws import covering
+from tests.layers.families import FAMILIES
 from tests.layers.shapes import SHAPES, Shape, shape
 
 KINDS = ("step", "step_clipped", "gradients")
@@ -51,6 +52,17 @@ def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None
     for kept, expected in enumerate(demands):
         assert sizes_of(parameters.states()) + activations.counts(kept) == Counter(expected.exact), kept
         assert expected.floor_nbytes <= demands[0].floor_nbytes
+
+
+@pytest.mark.parametrize(("family", "kind", "replicas"), covering(FAMILIES, KINDS, [1, 2]))
+def test_the_foreseen_demand_of_a_family_is_that_of_the_program(family: Shape, kind: str, replicas: int) -> None:
+    deep = dataclasses.replace(family, config=dataclasses.replace(family.config, n_layer=3), batch=4, replicas=replicas)
+    parameters = deep.parameters()
+    rows = parameters.tiling.rows(deep.batch, deep.length, deep.micro_batches, deep.replicas)
+    activations = Activations(kind, deep.config, parameters.tiling, rows)
+    for kept in range(parts_of(deep.config) + 1):
+        expected = demand(parameters, deep, kind, kept)
+        assert sizes_of(parameters.states()) + activations.counts(kept) == Counter(expected.exact), kept
 
 
 @pytest.mark.parametrize(("kind", "alignment"), covering(KINDS, [64, 4096]))
