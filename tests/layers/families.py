@@ -20,14 +20,15 @@ Weights = Mapping[str, Array]
 
 SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 32}  # fmt: skip
-_COMMON: dict[str, Any] = {"n_layer": 2, "block_size": 50, "vocab_size": 53, "hidden_size": 40, "intermediate_size": 52}
+_COMMON: dict[str, Any] = {"block_size": 50, "vocab_size": 53, "hidden_size": 40, "intermediate_size": 52}
 #: 2, 4, 8 and 3 query heads share a key head. Sequences are cut, groups of heads are uneven or wider than a tile.
 CONFIGS: dict[str, RotaryConfig] = {
-    "llama": LlamaConfig(**_COMMON, num_attention_heads=10, num_key_value_heads=5, attention_bias=True, mlp_bias=True,
-                         rope_scaling=SCALING),
-    "mistral": MistralConfig(**_COMMON, num_attention_heads=4, num_key_value_heads=1),
-    "qwen2": Qwen2Config(**_COMMON, num_attention_heads=8, num_key_value_heads=1, head_dim=4, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**_COMMON, num_attention_heads=6, num_key_value_heads=2, head_dim=6, attention_bias=True),
+    "llama": LlamaConfig(**_COMMON, n_layer=2, num_attention_heads=10, num_key_value_heads=5, attention_bias=True,
+                         mlp_bias=True, rope_scaling=SCALING),
+    "mistral": MistralConfig(**_COMMON, n_layer=1, num_attention_heads=4, num_key_value_heads=1),
+    "qwen2": Qwen2Config(**_COMMON, n_layer=1, num_attention_heads=8, num_key_value_heads=1, head_dim=4,
+                         tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**_COMMON, n_layer=2, num_attention_heads=6, num_key_value_heads=2, head_dim=6, attention_bias=True),
 }  # fmt: skip
 FAMILIES = {name: Shape(config, 22, 2, 41, micro_batches=2) for name, config in CONFIGS.items()}
 
