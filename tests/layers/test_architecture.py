@@ -1,4 +1,4 @@
-"""A second family of models trains, saves and loads through GPT-2's code, and only GPT-2's own files name GPT-2.
+"""A second family of models trains, saves and loads through GPT-2's code, and only a family's own files name it.
 
 The family has GPT-2's blocks under other names and other settings, and no layer norm after them.
 """
@@ -189,15 +189,18 @@ def test_the_second_family_can_be_planned() -> None:
     assert plan.floor_bytes >= floor_demand(CONFIG, TILE).floor_nbytes
 
 
-def test_only_the_files_of_gpt2_know_its_configuration() -> None:
-    own = {"architectures.py", "__init__.py"}
-    settings = {item.name for item in fields(GPT2Config)} - {item.name for item in fields(Config)} | {"inner"}
-    folder = Path(architectures.__file__).parent
-    for path in sorted(folder.glob("*.py")):
-        if path.name in own:
+def test_only_a_familys_own_files_know_its_configuration() -> None:
+    families = [architecture.config for name, architecture in architectures.ARCHITECTURES.items() if name != "plain"]
+    shared = {item.name for item in fields(Config)} | set(TOKENS)
+    settings = {item.name for family in families for item in fields(family)} - shared | {"inner", "rotation", "key_heads"}
+    names = {family.model_type for family in families} | {family.prefix for family in families}
+    folders = tuple(f"asynctile.layers.{family.model_type}" for family in families)
+    assert {"n_embd", "hidden_size", "attention_bias"} <= settings
+    for path in sorted(Path(architectures.__file__).parent.glob("*.py")):
+        if path.name in ("architectures.py", "__init__.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             where = f"{path.name} line {getattr(node, 'lineno', 0)}"
-            assert not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("asynctile.layers.gpt2")), where
+            assert not (isinstance(node, ast.ImportFrom) and str(node.module).startswith(folders)), where
             assert not (isinstance(node, ast.Attribute) and node.attr in settings), f"{where}: {ast.unparse(node)}"
-            assert not (isinstance(node, ast.Constant) and node.value in ("gpt2", "transformer.")), where
+            assert not (isinstance(node, ast.Constant) and node.value in names), where

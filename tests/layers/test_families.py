@@ -145,7 +145,7 @@ def test_no_program_needs_more_than_the_floor(seed: int) -> None:
 
 async def test_texts_are_those_of_the_logits_whoever_is_computed_beside_them(shape: Shape) -> None:
     prompts = [[1, 2, 3], list(range(5, 35)), [7]]
-    async with Engine("emulated", device_memory=2 * await floor_of(shape)) as engine:
+    async with Engine("emulated*2", device_memory=2 * await floor_of(shape)) as engine:
         model = await lively(engine, shape)
         async with model.serve() as server:
             texts = [server.generate(prompt, max_new_tokens=15, temperature=0) for prompt in prompts]
