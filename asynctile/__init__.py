@@ -1,4 +1,4 @@
-"""asynctile trains a GPT-2 that is larger than the memory of its device, inside an asyncio program.
+"""asynctile trains a language model that is larger than the memory of its device, inside an asyncio program.
 
 A step is a schedule of operations and moves of tiles. Each entry is a coroutine that awaits the futures of the entries that it
 depends on. Compiled workers play schedules that repeat.

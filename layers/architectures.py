@@ -35,5 +35,6 @@ def config_from_hf(values: Mapping[str, Any]) -> Config:
     check_fields(values)
     kind = values.get("model_type", GPT2.config.model_type)  # old GPT-2 files do not have the key
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"config.json says model_type {shown(kind)}; only {', '.join(map(repr, ARCHITECTURES))} can be loaded")
+        known = ", ".join(map(repr, ARCHITECTURES))
+        raise ValueError(f"config.json says model_type {shown(kind)}; only {known} can be loaded, choose one of these")
     return ARCHITECTURES[kind].config.from_hf(values)

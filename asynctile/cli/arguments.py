@@ -20,7 +20,7 @@ from asynctile.cli.terminal import complain
 __all__ = ["COMMANDS", "Parser", "build_parser"]
 
 COMMANDS = {
-    "train": "Train a GPT-2 on text; write checkpoints and metrics to a folder.",
+    "train": "Train a GPT-2, LLaMA, Mistral or Qwen on text; write checkpoints and metrics to a folder.",
     "evaluate": "Measure a trained model on a text: loss, perplexity, bits per byte.",
     "generate": "Continue a prompt with a trained model.",
     "plan": "Show what a training step needs and what limits its speed, without running it.",
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser(version: str) -> Parser:
     """Return the parser of the whole program. Its result has `command`, None if none was typed, and that command's options."""
     parser = Parser(prog="asynctile", allow_abbrev=False, usage="asynctile COMMAND [OPTION ...]",
-                    description="Train a GPT-2 larger than the memory of its device, tile by tile.",
+                    description="Train a language model larger than the memory of its device, tile by tile.",
                     epilog="Run `asynctile COMMAND --help` for the options of a command. `asynctile train` works without any.")
     parser.add_argument("--version", action="version", version=f"asynctile {version}", help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="asynctile")

@@ -12,8 +12,10 @@ import pytest
 import tokenizers
 
 from asynctile.layers import GPT2Config
+from asynctile.layers.detokenizer import Detokenizer
 from asynctile.layers.special_tokens import check_fit, end_ids, prompt_ids
-from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
+from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, parse_tokenizer, train_bpe
+from tests.layers.llama_files import byte_level, sentencepiece
 
 
 def test_a_model_may_have_more_tokens_than_the_tokenizer_but_not_fewer() -> None:
@@ -71,3 +73,21 @@ def test_a_damaged_generation_config_is_named(content: str, sentence: str) -> No
     with pytest.raises(ValueError, match=r"generation_config\.json") as caught:
         end_ids({"generation_config.json": content.encode()}, GPT2Config())
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [sentencepiece(), byte_level("<|begin_of_text|>", "<|eot_id|>"), byte_level(None, "<|im_end|>")],
+    ids=["LLaMA 2 and Mistral", "LLaMA 3", "Qwen"],
+)
+def test_tokenizers_of_other_families_give_their_ids_and_their_text_piece_by_piece(content: bytes) -> None:
+    raw, tokenizer = tokenizers.Tokenizer.from_buffer(content), parse_tokenizer(content, "tokenizer.json")
+    text = "The tile's  caf\u00e9 \u4f60\u597d \U0001f600\n\n12345 bytes"
+    assert prompt_ids(tokenizer, text).tolist() == raw.encode(text).ids
+    ids = tokenizer.encode(text).tolist()
+    assert tokenizer.decode(ids) == text
+    prompt = prompt_ids(tokenizer, "Once upon").tolist()
+    detokenizer = Detokenizer(tokenizer, prompt)
+    joined = "".join(map(detokenizer.push, ids)) + detokenizer.end()
+    assert tokenizer.decode(prompt) + joined == tokenizer.decode([*prompt, *ids])
+    assert joined.strip() == text
