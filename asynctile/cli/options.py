@@ -44,7 +44,8 @@ class Options:
     model: str | None = option(
         None, values.name, "NAME|DIR|FILE",
         "model to train: gpt2, gpt2-medium, gpt2-large or gpt2-xl for a new model of that size, a config.json for a new model "
-        "of another shape, or a model folder to start from its weights (default: a small new model)", group=_DATA, plans=True)
+        "of another shape or family, or a model folder to start from its weights (default: a small new model)", group=_DATA,
+        plans=True)
     tokenizer: str | None = option(
         None, values.name, "bytes|FILE|DIR|bpe:N",
         "bytes, a tokenizer.json, a vocab.json with merges.txt beside it, a folder with either, or bpe:N to train a byte-pair "
