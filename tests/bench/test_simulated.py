@@ -80,3 +80,10 @@ def test_a_verdict_says_that_gpt2_xl_fits(bench: Any) -> None:
     verdicts = bench("bench_verdicts")
     found = verdicts.verdict(verdicts.models()["gpt2-xl"], 1)
     assert found["fits"] and found["step_s"] > 0 and not found["spill"]
+
+
+def test_the_widest_model_is_found_from_below_and_from_above(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = bench("bench_largest")
+    monkeypatch.setattr(largest, "RAM", 12e9)
+    found = [largest.widest(16, 8, width).setting.config.n_embd for width in (512, 1536)]
+    assert found[0] == found[1] and 512 < found[0] < 1536
