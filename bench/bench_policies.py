@@ -4,9 +4,9 @@
 
 The same operations of the same steps, by the virtual clock, on the machine a100-node (900 GB of RAM for tiles). The models are
 those of the NNTile paper and deeper ones (nntile_paper.py), in TF32. TFLOP/s count three times the products of forward, as the
-paper does; work that is done twice does not count. More tables have the largest models, the paper's experiments with tiles and
-with little memory, and every assumption. Machine and models were committed before the first comparison, and none is fitted.
-Rivals have memory without addresses, and decisions that take no time (policies/).
+paper does; work that is done twice does not count. More tables have the paper's experiments with tiles and with little memory,
+and every assumption. Machine and models were committed before the first comparison, and none is fitted. Rivals have memory
+without addresses, and decisions that take no time (policies/). bench_largest.py asks for the largest models.
 
 Targets: planned within 5% from 4 to 32 layers; dmdasd falls from 4 to 8 layers at 10.6 B as NNTile did there, within 15%.
 """
@@ -36,8 +36,6 @@ TILES = (1792, 3584, 7168)
 CAPS = (8, 10, 15, 20, 40, 80)
 #: The cap under which the course of a step is shown, and the number of its parts.
 SHOWN, PARTS = 10, 24
-#: Widths of the largest models come in such steps.
-STEP = {4: 1024, 8: 1024, 16: 256, 32: 256}
 
 ASSUMPTIONS = [
     ("products in TF32", "125 TFLOP/s a GPU", "0.8 of NVIDIA's 156 TFLOP/s; the machine file says so"),
@@ -78,7 +76,7 @@ def main() -> None:
             speeds.rows.append((layers, width, billions, step.ram_gb, step.ram_gb <= RAM / 1e9, *_tflops(runs), *measured))
             links.rows.append((layers, billions, *_moved(runs)))
             print(" ".join(map(show, speeds.rows[-1])), flush=True)
-    tables = [held(speeds), speeds, links, _largest(speeds)]
+    tables = [held(speeds), speeds, links]
     tables += [*_stress(), Table("assumptions", ("what", "value", "why, and whom it favours"), ASSUMPTIONS)]
     configuration = {"commit": commit(), "machine file": there.title, "batch": f"{BATCH} sequences of {LENGTH} tokens, TF32",
                      "nothing ran": "every figure but those under 'measured' is simulated"}  # fmt: skip
@@ -115,29 +113,6 @@ def held(speeds: Table) -> Table:
     table.rows += [("NNTile at 10.6 B, measured: 8 layers over 4", theirs, None),
                    ("dmdasd at 10.6 B, simulated: 8 layers over 4", ours,
                     target(abs(ours / theirs - 1), 0.15, above=False))]  # fmt: skip
-    return table
-
-
-def _largest(speeds: Table) -> Table:
-    """Return, by depth, the largest model whose tiles fit in RAM, with its speed as planned."""
-    table = Table("the largest models that train in 900 GB of RAM, planned",
-                  ("layers", "batch", "width", "billions", "RAM GB", "states GB", "TFLOP/s, simulated"))  # fmt: skip
-    for layers, widths in MODELS.items():
-        ram_gb = next(row[3] for row in speeds.rows if tuple(row[:2]) == (layers, widths[-1]))
-        for batch in (BATCH, BATCH // 8):
-            unit = STEP[layers]
-            width = int(widths[-1] * (RAM / 1e9 / ram_gb) ** 0.5 / unit + 1) * unit
-            while True:
-                step = Step(Setting(model(layers, width), hardware(MACHINE), batch, tile=TILE))
-                if step.ram_gb <= RAM / 1e9:
-                    break
-                width -= unit
-            run, config = step.under(PLANNED), step.setting.config
-            table.rows.append((layers, batch, width, config.parameter_count / 1e9, step.ram_gb, config.states_nbytes / 1e9,
-                               run.tflops if run else None))  # fmt: skip
-            print(" ".join(map(show, table.rows[-1])), flush=True)
-    table.rows += [("8, NNTile, measured", None, 22528, 49.9, 900.0, None, NNTILE[8][22528]),
-                   ("8, FSDP in TF32, measured", None, 10240, 10.6, 900.0, None, FSDP[8][10240])]  # fmt: skip
     return table
 
 
