@@ -51,7 +51,7 @@ def paper(figure: Any, policies: Results, _: Results) -> None:
         _name(axes, [row["billions"] for row in own], [row[PLANNED] for row in own],
               ["" if row["fits in RAM"] else "needs\n{:,.0f} GB RAM".format(row["RAM GB"]) for row in own])  # fmt: skip
     figure.axes[0].set_ylabel("TFLOP/s of eight A100")
-    figure.axes[0].legend(loc="lower left")
+    _legend(figure)
 
 
 def depth(figure: Any, policies: Results, _: Results) -> None:
@@ -67,7 +67,7 @@ def depth(figure: Any, policies: Results, _: Results) -> None:
         axes.set_xticks(depths, map(str, depths))
         axes.minorticks_off()
     figure.axes[0].set_ylabel(f"TFLOP/s, {SIMULATED}")
-    figure.axes[0].legend(loc="lower left")
+    _legend(figure)
 
 
 def memory(figure: Any, policies: Results, _: Results) -> None:
@@ -81,7 +81,7 @@ def memory(figure: Any, policies: Results, _: Results) -> None:
         axes.set(xlabel="GB of each GPU", xscale="log", ylabel=f"{word}, simulated", ylim=(0, None))
         axes.set_xticks(caps, map(str, caps))
         axes.minorticks_off()
-    speed.legend(loc="lower right")
+    _legend(figure)
 
 
 def course(figure: Any, policies: Results, _: Results) -> None:
@@ -103,9 +103,9 @@ def verdicts(figure: Any, _: Results, found: Results) -> None:
     axes = figure.subplots()
     fits = [row for row in rows if row["s a step"] is not None]
     _line(axes, [row["billions"] for row in fits], [row["s a step"] for row in fits], PLANNED, "asynctile, simulated")
-    others = (("FSDP2 at least s", "FSDP2 in RAM, at least", GREEDY),
-              ("DeepSpeed in RAM at least s", "DeepSpeed in RAM, at least", LRU),
-              ("ZeRO-Infinity on disk at least s", "ZeRO-Infinity on the disk, at least", LAYERS))  # fmt: skip
+    others = (("FSDP2 at least s", "FSDP2 in RAM, by formula", GREEDY),
+              ("DeepSpeed in RAM at least s", "DeepSpeed in RAM, by formula", LRU),
+              ("ZeRO-Infinity on disk at least s", "ZeRO-Infinity on the disk, by formula", LAYERS))  # fmt: skip
     for column, name, like in others:
         own = [row for row in rows if row[column] is not None]
         _line(axes, [row["billions"] for row in own], [row[column] for row in own], like, name)
@@ -121,6 +121,11 @@ def verdicts(figure: Any, _: Results, found: Results) -> None:
     axes.legend(loc="upper left")
 
 
+def _legend(figure: Any) -> None:
+    """Put the legend of the first plot above all plots."""
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+
+
 def _line(axes: Any, x: Iterable[float], y: Iterable[float | None], policy: str, name: str | None = None) -> None:
     known = [(one, other) for one, other in zip(x, y, strict=True) if other is not None]
     axes.plot(*zip(*known, strict=True), color=COLOURS[policy], marker=MARKERS[policy], label=name or policy)
@@ -128,7 +133,7 @@ def _line(axes: Any, x: Iterable[float], y: Iterable[float | None], policy: str,
 
 def _name(axes: Any, x: list[float], y: list[float], words: list[str]) -> None:
     for at, above, word in zip(x, y, words, strict=True):
-        axes.annotate(word, (at, above), textcoords="offset points", xytext=(0, -30), ha="center", fontsize=8)
+        axes.annotate(word, (at, above), textcoords="offset points", xytext=(0, -52), ha="center", fontsize=8)
 
 
 PICTURES: dict[str, tuple[Callable[[Any, Results, Results], None], tuple[float, float]]] = {
