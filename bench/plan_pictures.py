@@ -109,11 +109,10 @@ def verdicts(figure: Any, _: Results, found: Results) -> None:
     for column, name, like in others:
         own = [row for row in rows if row[column] is not None]
         _line(axes, [row["billions"] for row in own], [row[column] for row in own], like, name)
-    for row in rows:
-        if row["s a step"] is None:
-            axes.axvline(row["billions"], color=MEASURED, linestyle=":")
-            word = f"{row['model']}\ndoes not fit "
-            axes.annotate(word, (row["billions"], 0.03), xycoords=("data", "axes fraction"), ha="right")
+    larger = [row["billions"] for row in rows if row["s a step"] is None]
+    for size in larger:
+        axes.axvline(size, color=MEASURED, linestyle=":")
+    axes.annotate("these do\nnot fit ", (min(larger), 0.03), xycoords=("data", "axes fraction"), ha="right")
     axes.set(xscale="log", yscale="log", xlabel="billions of parameters", ylabel="seconds a step")
     sizes = [row["billions"] for row in rows]
     axes.set_xticks(sizes, [f"{size:.1f}" if size < 10 else f"{size:.0f}" for size in sizes])
