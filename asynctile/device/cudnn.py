@@ -6,6 +6,9 @@ gradient keeps T x T numbers per head and sequence. When the workspace is too sm
 The choice depends on shapes alone: a plan is made once per shape and kept, and running it allocates nothing. When a device
 opens, cudnn_trial.py checks once that the results are right on this machine.
 
+Keys with fewer heads than queries are left to asynctile's own kernels. cuDNN knows them only as heads of one batch, where it
+packs the statistics sequence by sequence; a stats tile has them head by head.
+
 One result differs from asynctile/ops/attention.py: the score of a sequence's first query, which sees one key, gets a gradient
 of rounding size instead of exactly zero. cuDNN has no option for that, and its contribution to the key cannot be removed.
 """
@@ -85,7 +88,7 @@ class Cudnn:
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
         """Compute attention as Context.attend: q, k, v, out (R, g hs) bf16, stats (2 g, R) float32.
 
-        Returns False if cuDNN has no plan for the shape.
+        Returns False if cuDNN has no plan for the shape, or keys have fewer heads than queries.
         """
         return self._run((q, k, v, out, stats), seqs, heads)
 
@@ -103,7 +106,7 @@ class Cudnn:
     def _run(self, operands: tuple[Array, ...], seqs: int, heads: int) -> bool:
         rows, columns = operands[0].shape
         hs = columns // heads
-        if operands[0].dtype != BF16 or hs % 8 or hs > COLUMNS:
+        if operands[0].dtype != BF16 or hs % 8 or hs > COLUMNS or operands[1].shape != operands[0].shape:
             return False
         key = (len(operands), rows, columns, seqs, heads)
         if key not in self._plans:

@@ -105,6 +105,15 @@ def test_work_that_cudnn_does_not_support_is_left_alone(driver, cudnn, shape, dt
         assert not driver.library.executed
 
 
+def test_keys_with_fewer_heads_than_queries_are_left_alone(driver, cudnn):
+    with ExitStack() as stack:
+        _, (q, _, _, out, dout, stats, dq, *_) = tiles(driver, stack, 2, 16, 4, 8)
+        _, (k, v, *_, dk, dv) = tiles(driver, stack, 2, 16, 2, 8)
+        assert not cudnn.attend(q, k, v, out, stats, 2, 4)
+        assert not cudnn.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, 2, 4)
+        assert not driver.library.executed and not cudnn.refused
+
+
 @pytest.mark.parametrize(
     ("version", "tokens", "done"), [(91300, 130, False), (91500, 130, False), (91500, 128, True), (91501, 130, True)]
 )

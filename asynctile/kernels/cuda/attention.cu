@@ -1,27 +1,44 @@
 // The shared part of all attention kernels. The contract is in asynctile/ops/attention.py.
 //
 // attention_plain*.cu multiply in float, for any head size and both dtypes; attention_mma*.cu use tensor cores, for bf16. A
-// block of threads works on one head of one sequence, and there on a block of queries or of keys.
+// block of threads works on one head of one sequence, and there on a block of queries or of keys. Keys may have fewer heads
+// than queries: a block of queries reads its head's keys, and a block of keys passes over the queries of all heads that read
+// it, one head after another.
 
 // The score of a key that a query does not see.
 #define HIDDEN __uint_as_float(0xff800000u)
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 
-// Where a block's head is stored: blockIdx.x = sequence * heads + head. rows and keys count one sequence.
+// Where a block's head is stored. rows and keys count one sequence.
 struct Head {
-    int pitch;       // elements from one row of a tile to the next
+    int pitch;       // elements from one row of a tile like q to the next
+    int key_pitch;   // the same for a tile like k
     size_t queries;  // from the first element of a tile like q to the head's first
     size_t keys;     // the same for a tile like k
-    size_t state;    // the same for stats or delta; the sums of stats are `sums` further on
-    size_t sums;
+    size_t state;    // the same for stats or delta; the next head is `line` further on, and the sums of stats are `sums`
+    int line;
+    int sums;
 };
 
-static __device__ __forceinline__ Head head_of_block(int rows, int keys, int heads, int hs) {
-    int head = blockIdx.x % heads, sequence = blockIdx.x / heads, pitch = heads * hs;
-    size_t all_rows = size_t(gridDim.x / heads) * rows;
-    return {pitch, size_t(sequence) * rows * pitch + head * hs, size_t(sequence) * keys * pitch + head * hs,
-            head * all_rows + size_t(sequence) * rows, heads * all_rows};
+static __device__ __forceinline__ Head find_head(int sequences, int sequence, int head, int rows, int keys, int heads,
+                                                 int key_heads, int hs) {
+    int pitch = heads * hs, key_pitch = key_heads * hs, key_head = head / (heads / key_heads), line = sequences * rows;
+    return {pitch, key_pitch, size_t(sequence) * rows * pitch + head * hs, size_t(sequence) * keys * key_pitch + key_head * hs,
+            size_t(head) * line + sequence * rows, line, heads * line};
+}
+
+// A block's query head, and the keys that it reads: blockIdx.x = sequence * heads + head.
+static __device__ __forceinline__ Head head_of_block(int rows, int keys, int heads, int key_heads, int hs) {
+    int head = blockIdx.x % heads, sequence = blockIdx.x / heads;
+    return find_head(gridDim.x / heads, sequence, head, rows, keys, heads, key_heads, hs);
+}
+
+// A block's key head, and the first of the heads / key_heads query heads that read it, which are neighbors:
+// blockIdx.x = sequence * key_heads + key head.
+static __device__ __forceinline__ Head group_of_block(int rows, int keys, int heads, int key_heads, int hs) {
+    int head = blockIdx.x % key_heads * (heads / key_heads), sequence = blockIdx.x / key_heads;
+    return find_head(gridDim.x / key_heads, sequence, head, rows, keys, heads, key_heads, hs);
 }
 
 // Number of keys that the queries before `end` see.

@@ -53,9 +53,10 @@ def attention(
     if first and diagonal and on.attend(q, k, v, out, stats, seqs, heads):
         return
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
+    key_heads = k.shape[1] // hs
     by = way(q, hs)
     grid = (heads * seqs, divide_up(rows, by.rows))
-    sizes = rows, keys, heads, hs, first, diagonal
+    sizes = rows, keys, heads, key_heads, hs, first, diagonal
     on.launch(f"attention_{by.suffix}", grid, THREADS, q, k, v, out, stats, *sizes, shared=by.shared)
 
 
@@ -82,10 +83,11 @@ def attention_backward(
     log-sum-exp that `attention` left. delta: from attention_delta.
     """
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
+    key_heads = k.shape[1] // hs
     by = way(q, hs)
-    operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, hs, first, diagonal)
-    for kernel, results, owned in (("keys", (dk, dv), keys), ("queries", (dq,), rows)):
-        grid = (heads * seqs, divide_up(owned, by.rows))
+    operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, key_heads, hs, first, diagonal)
+    for kernel, results, owners, owned in (("keys", (dk, dv), key_heads, keys), ("queries", (dq,), heads, rows)):
+        grid = (owners * seqs, divide_up(owned, by.rows))
         name = f"attention_backward_{kernel}_{by.suffix}"
         on.launch(name, grid, THREADS, *operands, *results, *sizes, shared=by.shared_backward)
 

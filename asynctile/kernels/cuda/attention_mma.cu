@@ -80,12 +80,13 @@ static __device__ __forceinline__ void finish(float *stats, const Head &at, int 
 
 template <int HS>
 static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats,
-                                                     int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+                                                     int rows, int keys, int heads, int key_heads, int hs, bool first,
+                                                     bool diagonal) {
     using Shape = MmaShape<HS>;
     constexpr int M = Shape::M, PITCH = Shape::PITCH, KEYS = 64, SIZE = KEYS * PITCH;
     DYNAMIC_SHARED(bf16, queries);
     bf16 *buffers = queries + Shape::ROWS * PITCH;  // keys and values of one step, then of the next
-    const Head at = head_of_block(rows, keys, heads, hs);
+    const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, out += at.queries, k += at.keys, v += at.keys;
     // Blocks start in the order of their numbers; the blocks that see the most keys come first.
     const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, warp = threadIdx.x / 32, own = start + warp * Shape::OWN;
@@ -93,8 +94,8 @@ static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *
     const float scale = LOG2_E / sqrtf(float(hs));
     auto stage_keys = [&](int key) {
         bf16 *to = buffers + key / KEYS % 2 * (2 * SIZE);
-        stage<HS, KEYS>(to, k, key, keys, at.pitch, hs);
-        stage<HS, KEYS>(to + SIZE, v, key, keys, at.pitch, hs);
+        stage<HS, KEYS>(to, k, key, keys, at.key_pitch, hs);
+        stage<HS, KEYS>(to + SIZE, v, key, keys, at.key_pitch, hs);
     };
     stage<HS, Shape::ROWS>(queries, q, start, rows, at.pitch, hs);
     stage_keys(0);
@@ -125,27 +126,27 @@ static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<32>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+    attention_mma<32>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<64>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+    attention_mma<64>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<96>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+    attention_mma<96>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<128>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+    attention_mma<128>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 #endif

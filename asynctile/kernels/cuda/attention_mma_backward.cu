@@ -37,44 +37,48 @@ static __device__ __forceinline__ void multiply(float (&acc)[M][N][4], const bf1
 template <int HS>
 static __device__ __forceinline__ void attention_backward_keys_mma(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+    int rows, int keys, int heads, int key_heads, int hs, bool first, bool diagonal) {
     using Shape = MmaShape<HS>;
     constexpr int M = Shape::M, PITCH = Shape::PITCH, QUERIES = Shape::PASSING, SIZE = QUERIES * PITCH, N = MMA_STEP / 8;
     DYNAMIC_SHARED(bf16, own_keys);
     bf16 *own_values = own_keys + Shape::ROWS * PITCH;
     bf16 *buffers = own_values + Shape::ROWS * PITCH;  // queries and dout of one step, then of the next
     float *statistics = reinterpret_cast<float *>(buffers + 4 * SIZE);  // log-sum-exp and delta, likewise
-    const Head at = head_of_block(rows, keys, heads, hs);
+    const Head at = group_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, dout += at.queries, stats += at.state, delta += at.state;
     k += at.keys, v += at.keys, dk += at.keys, dv += at.keys;
     // Early keys are seen by most queries and come first.
     const int start = blockIdx.y * Shape::ROWS, offset = threadIdx.x / 32 * Shape::OWN, own = start + offset;
     const int pair = threadIdx.x % 4 * 2;
     const float scale = LOG2_E / sqrtf(float(hs));
-    auto stage_queries = [&](int query) {
-        bf16 *to = buffers + query / QUERIES % 2 * (2 * SIZE);
-        float *numbers = statistics + query / QUERIES % 2 * (2 * QUERIES);
-        stage<HS, QUERIES>(to, q, query, rows, at.pitch, hs);
-        stage<HS, QUERIES>(to + SIZE, dout, query, rows, at.pitch, hs);
+    const int from = diagonal ? start : 0, lone = lone_queries(first, diagonal);
+    const int passes = heads / key_heads * divide_up(max(rows - from, 0), QUERIES);
+    int ahead = from;  // the queries to stage next: of one head after another
+    auto stage_queries = [&](int pass) {
+        bf16 *to = buffers + pass % 2 * (2 * SIZE);
+        float *numbers = statistics + pass % 2 * (2 * QUERIES);
+        stage<HS, QUERIES>(to, q, ahead, rows, at.pitch, hs);
+        stage<HS, QUERIES>(to + SIZE, dout, ahead, rows, at.pitch, hs);
         // Queries beyond the last are all zeros, and so is their contribution.
         if (threadIdx.x < 2 * QUERIES) {
-            int r = query + threadIdx.x % QUERIES;
+            int r = ahead + threadIdx.x % QUERIES;
             const float *source = threadIdx.x < QUERIES ? stats : delta;
             copy_4_bytes(numbers + threadIdx.x, source + (r < rows ? r : 0), r < rows);
         }
+        ahead += QUERIES;
+        if (ahead >= rows) ahead = from, q += hs, dout += hs, stats += at.line, delta += at.line;
     };
-    const int from = diagonal ? start : 0, lone = lone_queries(first, diagonal);
-    stage<HS, Shape::ROWS>(own_keys, k, start, keys, at.pitch, hs);
-    stage<HS, Shape::ROWS>(own_values, v, start, keys, at.pitch, hs);
-    stage_queries(from);
+    stage<HS, Shape::ROWS>(own_keys, k, start, keys, at.key_pitch, hs);
+    stage<HS, Shape::ROWS>(own_values, v, start, keys, at.key_pitch, hs);
+    stage_queries(0);
 
     float dkeys[M][HS / 8][4] = {}, dvalues[M][HS / 8][4] = {};
-    for (int block = from; block < rows; block += QUERIES) {
+    for (int pass = 0, block = from; pass < passes; pass++, block = block + QUERIES < rows ? block + QUERIES : from) {
         wait_for_copies();
         __syncthreads();
-        if (block + QUERIES < rows) stage_queries(block + QUERIES);
-        const bf16 *some_queries = buffers + block / QUERIES % 2 * (2 * SIZE), *some_dout = some_queries + SIZE;
-        const float *some_lse = statistics + block / QUERIES % 2 * (2 * QUERIES), *some_delta = some_lse + QUERIES;
+        if (pass + 1 < passes) stage_queries(pass + 1);
+        const bf16 *some_queries = buffers + pass % 2 * (2 * SIZE), *some_dout = some_queries + SIZE;
+        const float *some_lse = statistics + pass % 2 * (2 * QUERIES), *some_delta = some_lse + QUERIES;
 #pragma unroll 1
         for (int step = 0; step < QUERIES; step += MMA_STEP) {
             const int query = block + step;
@@ -109,28 +113,28 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
             weighted<PITCH>(dkeys, slopes, lane_by_rows<PITCH>(some_queries + step * PITCH));
         }
     }
-    put_rows(dk, dkeys, own, keys, at.pitch, hs, scale * LN_2, !diagonal);
-    put_rows(dv, dvalues, own, keys, at.pitch, hs, 1.0f, !diagonal);
+    put_rows(dk, dkeys, own, keys, at.key_pitch, hs, scale * LN_2, !diagonal);
+    put_rows(dv, dvalues, own, keys, at.key_pitch, hs, 1.0f, !diagonal);
 }
 
 template <int HS>
 static __device__ __forceinline__ void attention_backward_queries_mma(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+    int rows, int keys, int heads, int key_heads, int hs, bool first, bool diagonal) {
     using Shape = MmaShape<HS>;
     constexpr int M = Shape::M, PITCH = Shape::PITCH, KEYS = Shape::PASSING, SIZE = KEYS * PITCH, N = MMA_STEP / 8;
     DYNAMIC_SHARED(bf16, own_queries);
     bf16 *own_dout = own_queries + Shape::ROWS * PITCH;
     bf16 *buffers = own_dout + Shape::ROWS * PITCH;
-    const Head at = head_of_block(rows, keys, heads, hs);
+    const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, dout += at.queries, dq += at.queries, stats += at.state, delta += at.state, k += at.keys, v += at.keys;
     const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, offset = threadIdx.x / 32 * Shape::OWN, own = start + offset;
     const int reach = keys_seen(start + Shape::ROWS, keys, diagonal), lone = lone_queries(first, diagonal);
     const float scale = LOG2_E / sqrtf(float(hs));
     auto stage_keys = [&](int key) {
         bf16 *to = buffers + key / KEYS % 2 * (2 * SIZE);
-        stage<HS, KEYS>(to, k, key, keys, at.pitch, hs);
-        stage<HS, KEYS>(to + SIZE, v, key, keys, at.pitch, hs);
+        stage<HS, KEYS>(to, k, key, keys, at.key_pitch, hs);
+        stage<HS, KEYS>(to + SIZE, v, key, keys, at.key_pitch, hs);
     };
     stage<HS, Shape::ROWS>(own_queries, q, start, rows, at.pitch, hs);
     stage<HS, Shape::ROWS>(own_dout, dout, start, rows, at.pitch, hs);
@@ -185,50 +189,50 @@ static __device__ __forceinline__ void attention_backward_queries_mma(
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_32(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<32>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<32>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_32(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<32>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<32>(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_64(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<64>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<64>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_64(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<64>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<64>(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_96(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<96>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<96>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_96(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<96>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<96>(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_128(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<128>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<128>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_128(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<128>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<128>(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 #endif

@@ -1,8 +1,8 @@
 // Attention of single tokens over one page of keys and values. The contract is in asynctile/ops/attention_page.py.
 //
-// A block computes one head for all rows. It stores the rows' keys and values, and then each of its warps folds the page into
-// one row of the page's sequence after another. For scores a lane has a key, for the result a column. Both are sums in a fixed
-// order.
+// A block computes one head of keys for all rows. It stores the rows' keys and values. Then each of its warps folds the page
+// into one row of the page's sequence after another, and so for each query head that reads these keys. For scores a lane has a
+// key, for the result a column. Both are sums in a fixed order.
 
 // Return q k over the columns of a head.
 template <int N, typename T>
@@ -32,23 +32,24 @@ static __device__ __forceinline__ int place_of(const int *rows, int row, int own
 template <int N, typename T>
 static __device__ __forceinline__ void attention_page(const T *q, const T *k, const T *v, T *page, const int *rows,
                                                       const int *pages, T *out, float *stats, int count, int places, int number,
-                                                      int heads, int hs, bool first, bool last) {
+                                                      int heads, int key_heads, int hs, bool first, bool last) {
     DYNAMIC_SHARED(float, all_weights);
     float *weights = all_weights + warp_index() * places;
-    const int head = blockIdx.x, pitch = heads * hs, sums = heads * count, lane = lane_index();
-    const int owner = pages[2 * number], start = pages[2 * number + 1];
-    T *keys = page + head * hs, *values = keys + size_t(places) * pitch;
+    const int key_head = blockIdx.x, group = heads / key_heads, pitch = heads * hs, key_pitch = key_heads * hs;
+    const int owner = pages[2 * number], start = pages[2 * number + 1], sums = heads * count, lane = lane_index();
+    T *keys = page + key_head * hs, *values = keys + size_t(places) * key_pitch;
     if (owner >= 0) {
         for (int row = warp_index(); row < count; row += WARPS) {
             int place = place_of(rows, row, owner, start, places);
             if (place < 0) continue;
-            size_t from = size_t(row) * pitch + head * hs, to = size_t(place) * pitch;
+            size_t from = size_t(row) * key_pitch + key_head * hs, to = size_t(place) * key_pitch;
             for (int c = lane; c < hs; c += WARP) keys[to + c] = k[from + c], values[to + c] = v[from + c];
         }
         __syncthreads();
     }
     const float scale = 1.0f / sqrtf(float(hs));
-    for (int row = warp_index(); row < count; row += WARPS) {
+    for (int task = warp_index(); task < group * count; task += WARPS) {
+        int head = key_head * group + task / count, row = task % count;
         int met = owner >= 0 && rows[2 * row] == owner ? min(places, rows[2 * row + 1] - start + 1) : 0;
         if (met <= 0 && !first && !last) continue;
         const T *query = q + size_t(row) * pitch + head * hs;
@@ -58,7 +59,7 @@ static __device__ __forceinline__ void attention_page(const T *q, const T *k, co
         if (met > 0) {
             float largest = top;
             for (int j = lane; j < met; j += WARP) {
-                weights[j] = score_of<N>(query, keys + size_t(j) * pitch, hs) * scale;
+                weights[j] = score_of<N>(query, keys + size_t(j) * key_pitch, hs) * scale;
                 largest = fmaxf(largest, weights[j]);
             }
             largest = warp_max(largest);
@@ -72,7 +73,7 @@ static __device__ __forceinline__ void attention_page(const T *q, const T *k, co
         for (int c = lane; c < hs; c += WARP) {
             float sum = first ? 0.0f : to_float(line[c]) * shrink;
 #pragma unroll 4
-            for (int j = 0; j < met; j++) sum = __fmaf_rn(weights[j], to_float(values[size_t(j) * pitch + c]), sum);
+            for (int j = 0; j < met; j++) sum = __fmaf_rn(weights[j], to_float(values[size_t(j) * key_pitch + c]), sum);
             assign(line[c], sum);  // always rounded before the division: whether the last page is the row's own is chance
             if (last) assign(line[c], to_float(line[c]) * share);
         }
@@ -81,14 +82,14 @@ static __device__ __forceinline__ void attention_page(const T *q, const T *k, co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) attention_page_f32(
+extern "C" __global__ void __launch_bounds__(256, 4) attention_page_f32(
     const float *q, const float *k, const float *v, float *page, const int *rows, const int *pages, float *out, float *stats,
-    int count, int places, int number, int heads, int hs, int first, int last) {
-    attention_page<4>(q, k, v, page, rows, pages, out, stats, count, places, number, heads, hs, first, last);
+    int count, int places, int number, int heads, int key_heads, int hs, int first, int last) {
+    attention_page<4>(q, k, v, page, rows, pages, out, stats, count, places, number, heads, key_heads, hs, first, last);
 }
 
-extern "C" __global__ void __launch_bounds__(256) attention_page_bf16(
+extern "C" __global__ void __launch_bounds__(256, 4) attention_page_bf16(
     const bf16 *q, const bf16 *k, const bf16 *v, bf16 *page, const int *rows, const int *pages, bf16 *out, float *stats,
-    int count, int places, int number, int heads, int hs, int first, int last) {
-    attention_page<8>(q, k, v, page, rows, pages, out, stats, count, places, number, heads, hs, first, last);
+    int count, int places, int number, int heads, int key_heads, int hs, int first, int last) {
+    attention_page<8>(q, k, v, page, rows, pages, out, stats, count, places, number, heads, key_heads, hs, first, last);
 }

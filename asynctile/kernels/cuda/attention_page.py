@@ -13,8 +13,11 @@ def attention_page(
     on: Context, q: Array, k: Array, v: Array, page: Array, rows: Array, pages: Array, out: Array, stats: Array,
     number: int, heads: int, first: bool, last: bool,
 ) -> None:  # fmt: skip
-    """Store the new tokens of a page, then fold the page into out and stats. Each block computes one head."""
+    """Store the new tokens of a page, then fold the page into out and stats. Each block computes one head of keys."""
     (count, columns), places = q.shape, page.shape[0] // 2
-    sizes = count, places, number, heads, columns // heads, first, last
+    hs = columns // heads
+    key_heads = k.shape[1] // hs
+    sizes = count, places, number, heads, key_heads, hs, first, last
     shared = BLOCK // WARP * places * np.dtype(np.float32).itemsize
-    on.launch(f"attention_page_{suffix(q)}", heads, BLOCK, q, k, v, page, rows, pages, out, stats, *sizes, shared=shared)
+    operands = q, k, v, page, rows, pages, out, stats
+    on.launch(f"attention_page_{suffix(q)}", key_heads, BLOCK, *operands, *sizes, shared=shared)

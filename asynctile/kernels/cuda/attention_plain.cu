@@ -111,10 +111,11 @@ static __device__ __forceinline__ void get_panel(const T *from, float (&acc)[8][
 
 template <typename T>
 static __device__ __forceinline__ void attention_plain(const T *q, const T *k, const T *v, T *out, float *stats,
-                                                       int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+                                                       int rows, int keys, int heads, int key_heads, int hs, bool first,
+                                                       bool diagonal) {
     DYNAMIC_SHARED(float, some_queries);
     float *some_keys = some_queries + PLAIN_SIZE, *some_values = some_keys + PLAIN_SIZE, *weights = some_keys;
-    const Head at = head_of_block(rows, keys, heads, hs);
+    const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, out += at.queries, k += at.keys, v += at.keys, stats += at.state;
     // Blocks start in the order of their numbers; the blocks that see the most keys come first.
     const int start = (gridDim.y - 1 - blockIdx.y) * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
@@ -136,8 +137,8 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
             for (int column = 0; column < hs; column += PLAIN_SIDE) {
                 __syncthreads();
                 if (hs > PLAIN_SIDE || key == 0) fetch(some_queries, q, start, rows, column, hs, at.pitch);
-                fetch(some_keys, k, key, keys, column, hs, at.pitch);
-                if (column == 0) fetch(some_values, v, key, keys, panel, hs, at.pitch);
+                fetch(some_keys, k, key, keys, column, hs, at.key_pitch);
+                if (column == 0) fetch(some_values, v, key, keys, panel, hs, at.key_pitch);
                 __syncthreads();
                 fold_rows(scores, some_queries, some_keys, min(hs - column, PLAIN_SIDE));
             }
@@ -184,13 +185,13 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3) attention_plain_f32(
-    const float *q, const float *k, const float *v, float *out, float *stats, int rows, int keys, int heads, int hs, int first,
-    int diagonal) {
-    attention_plain(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+    const float *q, const float *k, const float *v, float *out, float *stats, int rows, int keys, int heads, int key_heads,
+    int hs, int first, int diagonal) {
+    attention_plain(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3) attention_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs, int first,
-    int diagonal) {
-    attention_plain(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
+    int first, int diagonal) {
+    attention_plain(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }

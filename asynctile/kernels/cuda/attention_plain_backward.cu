@@ -6,11 +6,11 @@
 template <typename T>
 static __device__ __forceinline__ void attention_backward_keys_plain(
     const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dk, T *dv,
-    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+    int rows, int keys, int heads, int key_heads, int hs, bool first, bool diagonal) {
     DYNAMIC_SHARED(float, own_keys);
     float *own_values = own_keys + PLAIN_SIZE, *some_queries = own_values + PLAIN_SIZE;
     float *some_dout = some_queries + PLAIN_SIZE, *shared_left = some_dout + PLAIN_SIZE;
-    const Head at = head_of_block(rows, keys, heads, hs);
+    const Head at = group_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, dout += at.queries, stats += at.state, delta += at.state;
     k += at.keys, v += at.keys, dk += at.keys, dv += at.keys;
     const int start = blockIdx.y * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
@@ -19,51 +19,54 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
     const float scale = 1.0f / sqrtf(float(hs));
     for (int panel = 0; panel < panels; panel++) {
         float dkeys[8][4] = {}, dvalues[8][4] = {};
-        for (int query = from; query < rows; query += PLAIN_SIDE) {
-            float weights[8][4] = {}, slopes[8][4] = {};
-            for (int i = 1; i <= panels; i++) {
-                int column = (panel + i) % panels * PLAIN_SIDE, depth = min(hs - column, PLAIN_SIDE);
-                __syncthreads();
-                if (panels > 1 || query == from) {
-                    fetch(own_keys, k, start, keys, column, hs, at.pitch);
-                    fetch(own_values, v, start, keys, column, hs, at.pitch);
+        for (int head = 0; head < heads / key_heads; head++) {
+            for (int query = from; query < rows; query += PLAIN_SIDE) {
+                float weights[8][4] = {}, slopes[8][4] = {};
+                for (int i = 1; i <= panels; i++) {
+                    int column = (panel + i) % panels * PLAIN_SIDE, depth = min(hs - column, PLAIN_SIDE);
+                    __syncthreads();
+                    if (panels > 1 || (head == 0 && query == from)) {
+                        fetch(own_keys, k, start, keys, column, hs, at.key_pitch);
+                        fetch(own_values, v, start, keys, column, hs, at.key_pitch);
+                    }
+                    fetch(some_queries, q + head * hs, query, rows, column, hs, at.pitch);
+                    fetch(some_dout, dout + head * hs, query, rows, column, hs, at.pitch);
+                    __syncthreads();
+                    fold_rows(weights, own_keys, some_queries, depth);
+                    fold_rows(slopes, own_values, some_dout, depth);
                 }
-                fetch(some_queries, q, query, rows, column, hs, at.pitch);
-                fetch(some_dout, dout, query, rows, column, hs, at.pitch);
-                __syncthreads();
-                fold_rows(weights, own_keys, some_queries, depth);
-                fold_rows(slopes, own_values, some_dout, depth);
-            }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int r = query + x + j * 16;  // beyond the last query dout is zero and adds nothing
-                float lse = r < rows ? stats[r] : 0.0f, mean = r < rows ? delta[r] : 0.0f;
+                for (int j = 0; j < 4; j++) {
+                    int r = query + x + j * 16;  // beyond the last query dout is zero and adds nothing
+                    size_t state = head * at.line + r;
+                    float lse = r < rows ? stats[state] : 0.0f, mean = r < rows ? delta[state] : 0.0f;
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    bool seen = !diagonal || start + y + i * 8 <= r;
-                    weights[i][j] = seen ? __expf(weights[i][j] * scale - lse) : 0.0f;
-                    slopes[i][j] = seen && r >= lone ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
+                    for (int i = 0; i < 8; i++) {
+                        bool seen = !diagonal || start + y + i * 8 <= r;
+                        weights[i][j] = seen ? __expf(weights[i][j] * scale - lse) : 0.0f;
+                        slopes[i][j] = seen && r >= lone ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
+                    }
                 }
+                int depth = min(rows - query, PLAIN_SIDE);
+                share(shared_left, weights);
+                fold_columns(dvalues, shared_left, some_dout, depth);
+                share(shared_left, slopes);
+                fold_columns(dkeys, shared_left, some_queries, depth);
             }
-            int depth = min(rows - query, PLAIN_SIDE);
-            share(shared_left, weights);
-            fold_columns(dvalues, shared_left, some_dout, depth);
-            share(shared_left, slopes);
-            fold_columns(dkeys, shared_left, some_queries, depth);
         }
-        put_panel(dk, dkeys, start, keys, panel * PLAIN_SIDE, hs, at.pitch, scale, !diagonal);
-        put_panel(dv, dvalues, start, keys, panel * PLAIN_SIDE, hs, at.pitch, 1.0f, !diagonal);
+        put_panel(dk, dkeys, start, keys, panel * PLAIN_SIDE, hs, at.key_pitch, scale, !diagonal);
+        put_panel(dv, dvalues, start, keys, panel * PLAIN_SIDE, hs, at.key_pitch, 1.0f, !diagonal);
     }
 }
 
 template <typename T>
 static __device__ __forceinline__ void attention_backward_queries_plain(
     const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dq,
-    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+    int rows, int keys, int heads, int key_heads, int hs, bool first, bool diagonal) {
     DYNAMIC_SHARED(float, own_queries);
     float *own_dout = own_queries + PLAIN_SIZE, *some_keys = own_dout + PLAIN_SIZE;
     float *some_values = some_keys + PLAIN_SIZE, *shared_left = some_values + PLAIN_SIZE;
-    const Head at = head_of_block(rows, keys, heads, hs);
+    const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, dout += at.queries, dq += at.queries, stats += at.state, delta += at.state, k += at.keys, v += at.keys;
     const int start = (gridDim.y - 1 - blockIdx.y) * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
     const int panels = (hs + PLAIN_SIDE - 1) / PLAIN_SIDE, reach = keys_seen(start + PLAIN_SIDE, keys, diagonal);
@@ -80,8 +83,8 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
                     fetch(own_queries, q, start, rows, column, hs, at.pitch);
                     fetch(own_dout, dout, start, rows, column, hs, at.pitch);
                 }
-                fetch(some_keys, k, key, keys, column, hs, at.pitch);
-                fetch(some_values, v, key, keys, column, hs, at.pitch);
+                fetch(some_keys, k, key, keys, column, hs, at.key_pitch);
+                fetch(some_values, v, key, keys, column, hs, at.key_pitch);
                 __syncthreads();
                 fold_rows(weights, own_queries, some_keys, depth);
                 fold_rows(slopes, own_dout, some_values, depth);
@@ -105,24 +108,24 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_f32(
     const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dk,
-    float *dv, int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
+    float *dv, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_bf16(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_f32(
     const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dq,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_queries_plain(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_queries_plain(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_bf16(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int hs, int first, int diagonal) {
-    attention_backward_queries_plain(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_queries_plain(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
 }
