@@ -29,6 +29,19 @@ from asynctile.kernels.cuda.layernorm import (
     layernorm_whole,
     layernorm_whole_backward,
 )
+from asynctile.kernels.cuda.rmsnorm import (
+    rmsnorm,
+    rmsnorm_backward,
+    rmsnorm_gradients,
+    rmsnorm_heads,
+    rmsnorm_heads_backward,
+    rmsnorm_stats,
+    rmsnorm_sums,
+    rmsnorm_whole,
+    rmsnorm_whole_backward,
+)
+from asynctile.kernels.cuda.rope import rope, rope_rows
+from asynctile.kernels.cuda.swiglu import swiglu, swiglu_and_backward
 
 __all__ = ["KERNELS", "SCRATCH", "Array", "Context", "Packed", "options", "pack", "parts", "source"]
 
@@ -41,7 +54,8 @@ KERNELS: dict[str, Callable[..., None]] = {
         embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
         gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
         layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
-        sum_squares,
+        rmsnorm, rmsnorm_backward, rmsnorm_gradients, rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums,
+        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, sum_squares, swiglu, swiglu_and_backward,
     )
 }  # fmt: skip
 
@@ -49,7 +63,7 @@ KERNELS: dict[str, Callable[..., None]] = {
 def parts() -> list[Path]:
     """Return the files of the translation unit, in order."""
     folder = Path(__file__).parent
-    headers = [folder / name for name in ("common.cuh", "rows.cuh", "mma.cuh")]
+    headers = [folder / name for name in ("common.cuh", "rows.cuh", "norm.cuh", "mma.cuh")]
     return [path for path in headers if path.exists()] + sorted(folder.glob("*.cu"))
 
 

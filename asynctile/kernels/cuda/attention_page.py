@@ -6,7 +6,7 @@ import numpy as np
 
 from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
-from asynctile.kernels.cuda.grid import BLOCK, WARP, suffix
+from asynctile.kernels.cuda.grid import BLOCK, WARPS, suffix
 
 
 def attention_page(
@@ -18,6 +18,6 @@ def attention_page(
     hs = columns // heads
     key_heads = k.shape[1] // hs
     sizes = count, places, number, heads, key_heads, hs, first, last
-    shared = BLOCK // WARP * places * np.dtype(np.float32).itemsize
+    shared = WARPS * places * np.dtype(np.float32).itemsize
     operands = q, k, v, page, rows, pages, out, stats
     on.launch(f"attention_page_{suffix(q)}", key_heads, BLOCK, *operands, *sizes, shared=shared)

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from ctypes import addressof, create_string_buffer
 from typing import Protocol
 
+import numpy as np
+
 from asynctile.kernels.cuda.array import Array
 
 #: Bytes of a context's scratch.
@@ -75,7 +77,7 @@ class Packed:
 
 
 def pack(args: Iterable[Array | bool | int | float]) -> Packed:
-    """Pack kernel arguments: an Array as its pointer, a bool or int as int32, a float as float32.
+    """Pack kernel arguments: an Array as its pointer, a bool or int as int32, a numpy.float64 as such, a float as float32.
 
     Raises struct.error for an int beyond 32 bits, TypeError for an argument of another type.
     """
@@ -87,6 +89,9 @@ def pack(args: Iterable[Array | bool | int | float]) -> Packed:
             values.append(arg.ptr)
         elif isinstance(arg, int):
             layout += "i4x"
+            values.append(arg)
+        elif isinstance(arg, np.float64):  # which is a float, too
+            layout += "d"
             values.append(arg)
         elif isinstance(arg, float):
             layout += "f4x"

@@ -8,6 +8,7 @@ from asynctile.kernels.cuda.context import Context
 WARP = 32
 #: Threads of a block, unless a kernel needs another number.
 BLOCK = 256
+WARPS = BLOCK // WARP
 #: Bytes that a thread reads or writes at once.
 VECTOR = 16
 #: Rows of a patch, as in rows.cuh.

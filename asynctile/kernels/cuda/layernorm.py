@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
-from asynctile.kernels.cuda.grid import BLOCK, WARP, chunks_of_rows, divide_up, lanes, patches, spans, suffix
-
-WARPS = BLOCK // WARP
+from asynctile.kernels.cuda.grid import BLOCK, WARP, WARPS, chunks_of_rows, divide_up, lanes, patches, spans, suffix
 
 
 def layernorm_stats(on: Context, x: Array, stats: Array, seen: int, last: bool, eps: float) -> None:

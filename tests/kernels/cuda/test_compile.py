@@ -70,7 +70,8 @@ def test_every_kernel_compiles_without_a_warning(which):
 
 def test_no_kernel_spills_registers():
     found = re.findall(r"Function properties for (\w+)\n.*, (\d+) bytes spill stores", report(90)[0])
-    assert {name for name, _ in found} == {name for name, _ in SIGNATURE.findall(source())}
+    # The power of rope.cu is a function that kernels call.
+    assert {name for name, _ in found} - {"__internal_accurate_pow"} == {name for name, _ in SIGNATURE.findall(source())}
     assert [name for name, spilled in found if int(spilled)] == []
 
 
@@ -80,7 +81,9 @@ def test_only_the_exponential_flushes_subnormal_numbers():
     assert ptx.keys() == {name for name, _ in SIGNATURE.findall(source())}
     flushing = {name: set(re.findall(r"\S*\.ftz\S*", body)) for name, body in ptx.items() if ".ftz" in body}
     assert set().union(*flushing.values()) == {"ex2.approx.ftz.f32"}
-    exact = ("adamw", "add", "sum_squares", "layernorm", "gemm", "bias", "copy", "fill", "column_sums", "embed")
+    exact = (
+        "adamw", "add", "sum_squares", "layernorm", "rmsnorm", "gemm", "bias", "copy", "fill", "column_sums", "embed", "rope",
+    )  # fmt: skip
     assert [name for name in flushing if name.startswith(exact)] == []
 
 

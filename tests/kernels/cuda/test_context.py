@@ -14,11 +14,11 @@ MORE = ("bias", "onto", "bias_onto")
 
 
 def test_arguments_lie_where_their_pointers_point():
-    packed = pack([Array(2**47 + 1, (3,), np.dtype(np.float32)), True, -5, 0.1, 2**31 - 1])
-    pointers = (ctypes.c_uint64 * 5).from_address(packed.address)
-    types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32, ctypes.c_float, ctypes.c_int32)
+    packed = pack([Array(2**47 + 1, (3,), np.dtype(np.float32)), True, -5, 0.1, 2**31 - 1, np.float64(0.1)])
+    pointers = (ctypes.c_uint64 * 6).from_address(packed.address)
+    types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32, ctypes.c_float, ctypes.c_int32, ctypes.c_double)
     values = [kind.from_address(pointer).value for kind, pointer in zip(types, pointers, strict=True)]
-    assert values == [2**47 + 1, 1, -5, float(np.float32(0.1)), 2**31 - 1]
+    assert values == [2**47 + 1, 1, -5, float(np.float32(0.1)), 2**31 - 1, 0.1]
 
 
 def test_no_arguments():
@@ -51,7 +51,11 @@ def test_tiles_too_large_for_the_scratch_are_refused():
         KERNELS["column_sums"](Small(), tile(5, 1001), tile(1001), False)
     with pytest.raises(ValueError, match="1002 sums of columns do not fit"):
         KERNELS["layernorm_gradients"](Small(), *[tile(5, 501)] * 2, tile(5, 2), *[tile(501)] * 2, False)
+    with pytest.raises(ValueError, match="1001 sums of columns do not fit"):
+        KERNELS["rmsnorm_heads_backward"](Small(), tile(5, 2002), tile(1001), tile(5, 2002), tile(1001), 2, 1e-5, False)
     rows, pair, row = tile(5, 1001), tile(5, 2), tile(1001)
+    with pytest.raises(ValueError, match="1001 sums of columns do not fit"):
+        KERNELS["rmsnorm_whole_backward"](Small(), rows, rows, tile(5, 1), row, rows, row, False, False)
     with pytest.raises(ValueError, match="1001 sums of columns do not fit"):
         KERNELS["layernorm_whole_backward"](Small(), rows, rows, pair, row, rows, row, row, False, False)
     with pytest.raises(ValueError, match="64001 table rows does not fit in 8000 bytes"):
