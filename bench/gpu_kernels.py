@@ -1,13 +1,13 @@
 """How close do the kernels come to this GPU's limits, and to PyTorch's kernels?
 
-    python bench/gpu_kernels.py [--device cuda:0] [--sequences 16] [--length 1024] [--width 1600] [--heads 25] [--vocab 50257]
-                                [--write]
+    python bench/gpu_kernels.py [--device cuda:0] [--sequences 16] [--length 1024] [--width 1600] [--heads 25] [--key-heads 5]
+                                [--vocab 50257] [--write]
 
-Shapes of GPT-2 XL by default. Each kernel runs as a program of the engine that repeats the same operations, with all tiles on
-the device. Roofline: FLOPs over the measured GEMM rate, or the fewest bytes (each input read once, each output written once)
-over the measured copy rate, whichever takes longer. PyTorch does the same work, eager, in the same process; the note of
-attention also has PyTorch with cuDNN. A causal attention counts half of the square; its backward pass counts five products,
-including the recomputed forward ones.
+Shapes of GPT-2 XL by default; the kernels that only LLaMA has run on the same rows. Each kernel runs as a program of the engine
+that repeats the same operations, with all tiles on the device. Roofline: FLOPs over the measured GEMM rate, or the fewest bytes
+(each input read once, each output written once) over the measured copy rate, whichever takes longer. PyTorch does the same
+work, eager, in the same process; the note of attention also has PyTorch with cuDNN. A causal attention counts half of the
+square; its backward pass counts five products, including the recomputed forward ones.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from asynctile.storage.tile import Tile
 
 #: Approximate seconds of a program, long enough that its start and end do not count.
 PROGRAM_S = 0.1
+#: RoPE as LLaMA 3 has it: theta, and no scaling of frequencies.
+ROTATION = (500000.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Shapes:
@@ -46,7 +48,7 @@ class Shapes:
 
     def __init__(self, options: Namespace) -> None:
         self.seqs, self.length, self.width = options.sequences, options.length, options.width
-        self.heads, self.vocab = options.heads, options.vocab
+        self.heads, self.key_heads, self.vocab = options.heads, options.key_heads, options.vocab
         self.rows = self.seqs * self.length
         self.precision = options.precision
         self.dtype = np.dtype(np.uint16 if self.precision == "bf16" else np.float32)
@@ -108,8 +110,9 @@ def gemm(shapes: Shapes, n: int, k: int, ta: bool = False) -> list[Operation]:
     return [Operation("gemm", (a, b, c), "rru" if ta else "rrw", (ta, False, ta))]
 
 
-def attention(shapes: Shapes, *, backward: bool) -> list[Operation]:
-    wide = {name: tile(name, shapes.rows, shapes.width, dtype=shapes.dtype)
+def attention(shapes: Shapes, key_heads: int, *, backward: bool) -> list[Operation]:
+    narrow = shapes.width // shapes.heads * key_heads
+    wide = {name: tile(name, shapes.rows, narrow if name in ("k", "value", "dk", "dv") else shapes.width, dtype=shapes.dtype)
             for name in ("q", "k", "value", "out", "dout", "dq", "dk", "dv")}  # fmt: skip
     stats = tile("lse and sums", 2 * shapes.heads, shapes.rows)
     whole = (shapes.seqs, shapes.heads, True, True)
@@ -151,6 +154,39 @@ def layernorm_backward(shapes: Shapes) -> list[Operation]:
     return [Operation("layernorm_whole_backward", operands, "rrrruww", (True, False))]
 
 
+def rmsnorm(shapes: Shapes) -> list[Operation]:
+    x, stats, gain = tile("x", shapes.rows, shapes.width), tile("stats", shapes.rows, 1), tile("gain", shapes.width)
+    return [ops.rmsnorm_whole(x, gain, stats, tile("y", shapes.rows, shapes.width, dtype=shapes.dtype), eps=1e-5)]
+
+
+def rmsnorm_backward(shapes: Shapes) -> list[Operation]:
+    """Return the backward pass, as that of layernorm."""
+    dinp, x, dx = (tile(name, shapes.rows, shapes.width) for name in ("dinp", "x", "dx"))
+    stats, gain, dgain = tile("stats", shapes.rows, 1), tile("gain", shapes.width), tile("dgain", shapes.width)
+    return [ops.rmsnorm_whole_backward(dinp, x, stats, gain, dx, dgain, accumulate=True, begun=False)]
+
+
+def rmsnorm_heads(shapes: Shapes, *, backward: bool) -> list[Operation]:
+    """Return the norm of each head of queries. The backward pass computes the statistics again."""
+    x, y = (tile(name, shapes.rows, shapes.width, dtype=shapes.dtype) for name in ("x", "y"))
+    gain, dgain = (tile(name, shapes.width // shapes.heads) for name in ("gain", "dgain"))
+    if not backward:
+        return [ops.rmsnorm_heads(x, gain, y, heads=shapes.heads, eps=1e-5)]
+    return [ops.rmsnorm_heads_backward(x, gain, y, dgain, heads=shapes.heads, eps=1e-5, begun=False)]
+
+
+def rope(shapes: Shapes) -> list[Operation]:
+    x = tile("x", shapes.rows, shapes.width, dtype=shapes.dtype)
+    return [ops.rope(x, seqs=shapes.seqs, start=0, heads=shapes.heads, inverse=False, rotation=ROTATION)]
+
+
+def swiglu(shapes: Shapes, *, backward: bool) -> list[Operation]:
+    """Return SwiGLU. The backward pass computes the output again."""
+    gate, up, y, grad, dgate = (tile(name, shapes.rows, 4 * shapes.width, dtype=shapes.dtype)
+                                for name in ("gate", "up", "y", "grad", "dgate"))  # fmt: skip
+    return [ops.swiglu_and_backward(gate, up, y, grad, dgate) if backward else ops.swiglu(gate, up, y)]
+
+
 def gelu(shapes: Shapes, *, backward: bool) -> list[Operation]:
     """Return GELU. The backward pass computes the output again and includes the gradient of the bias before it."""
     x, y = (tile(name, shapes.rows, 4 * shapes.width, dtype=shapes.dtype) for name in ("x", "y"))
@@ -186,10 +222,12 @@ class Torch:
         a, b = self.draw(self.shapes.rows, k), self.draw(*((self.shapes.rows, n) if ta else (k, n)))
         return self.place.seconds(lambda: torch.mm(a.T if ta else a, b))
 
-    def attention(self, *, backward: bool) -> float:
+    def attention(self, key_heads: int, *, backward: bool) -> float:
         s = self.shapes
-        q, k, v = (self.draw(s.seqs, s.heads, s.length, s.width // s.heads, grad=backward) for _ in range(3))
-        run = lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+        q, k, v = (self.draw(s.seqs, heads, s.length, s.width // s.heads, grad=backward)
+                   for heads in (s.heads, key_heads, key_heads))  # fmt: skip
+        grouped = {"enable_gqa": True} if key_heads != s.heads else {}  # older versions do not know it
+        run = lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped)  # noqa: E731
         if not backward:
             return self.place.seconds(run)
         return self._backward(run(), q, k, v)
@@ -212,6 +250,28 @@ class Torch:
         gain, bias = (self.draw(self.shapes.width, dtype=torch.float32, grad=backward) for _ in range(2))
         run = lambda: functional.layer_norm(x, (self.shapes.width,), gain, bias)  # noqa: E731
         return self._backward(run(), x, gain, bias) if backward else self.place.seconds(run)
+
+    def rmsnorm(self, *, backward: bool, heads: int = 1) -> float:
+        """Return the seconds of the norm of rows, or in the precision of activations, of each of several heads."""
+        width, dtype = self.shapes.width // heads, torch.float32 if heads == 1 else self.dtype
+        x = self.draw(self.shapes.rows, heads, width, dtype=dtype, grad=backward)
+        gain = self.draw(width, dtype=dtype, grad=backward)
+        run = lambda: functional.rms_norm(x, (width,), gain, 1e-5)  # noqa: E731
+        return self._backward(run(), x, gain) if backward else self.place.seconds(run)
+
+    def rope(self) -> float:
+        """Return the seconds of transformers' way, with the sines and cosines made before."""
+        s = self.shapes
+        x = self.draw(s.seqs, s.heads, s.length, s.width // s.heads)
+        half = x.shape[-1] // 2
+        angles = torch.outer(torch.arange(s.length), ROTATION[0] ** (-torch.arange(half) / half)).repeat(1, 2)
+        cosines, sines = (values.to(x) for values in (angles.cos(), angles.sin()))
+        return self.place.seconds(lambda: x * cosines + torch.cat((-x[..., half:], x[..., :half]), -1) * sines)
+
+    def swiglu(self, *, backward: bool) -> float:
+        gate, up = (self.draw(self.shapes.rows, 4 * self.shapes.width, grad=backward) for _ in range(2))
+        run = lambda: functional.silu(gate) * up  # noqa: E731
+        return self._backward(run(), gate, up) if backward else self.place.seconds(run)
 
     def gelu(self, *, backward: bool) -> float:
         x = self.draw(self.shapes.rows, 4 * self.shapes.width, grad=backward)
@@ -238,6 +298,8 @@ def works(shapes: Shapes, torch_side: Torch) -> list[Work]:
     rows, d, item = shapes.rows, shapes.width, shapes.dtype.itemsize
     square = 2.0 * rows * shapes.length * d / 2  # one product of a causal attention
     wide, long, weights = rows * d, rows * 4 * d, d * 4 * d
+    all_heads, few = shapes.heads, shapes.key_heads
+    narrow = wide // all_heads * few
     adamw_bytes = (28 + (2 if shapes.precision == "bf16" else 0)) * weights
     t = torch_side
     return [
@@ -246,14 +308,28 @@ def works(shapes: Shapes, torch_side: Torch) -> list[Work]:
          item * (wide + long + weights)),
         ("GEMM, its gradient", gemm(shapes, 4 * d, d, True), lambda: t.gemm(4 * d, d, True), 2.0 * rows * weights,
          item * (wide + long) + 4 * weights),
-        ("attention", attention(shapes, backward=False), lambda: t.attention(backward=False), 2 * square, 4 * item * wide),
-        ("attention backward", attention(shapes, backward=True), lambda: t.attention(backward=True), 5 * square,
-         8 * item * wide),
+        ("attention", attention(shapes, all_heads, backward=False), lambda: t.attention(all_heads, backward=False), 2 * square,
+         4 * item * wide),
+        ("attention backward", attention(shapes, all_heads, backward=True), lambda: t.attention(all_heads, backward=True),
+         5 * square, 8 * item * wide),
+        ("attention, grouped heads", attention(shapes, few, backward=False), lambda: t.attention(few, backward=False),
+         2 * square, item * (2 * wide + 2 * narrow)),
+        ("attention, grouped heads, backward", attention(shapes, few, backward=True), lambda: t.attention(few, backward=True),
+         5 * square, item * (4 * wide + 4 * narrow)),
         ("cross-entropy and gradient", cross_entropy(shapes), t.cross_entropy, 0, 3 * item * rows * shapes.vocab),
         ("layernorm", layernorm(shapes), lambda: t.layernorm(backward=False), 0, (4 + item) * wide),
         ("layernorm backward", layernorm_backward(shapes), lambda: t.layernorm(backward=True), 0, 16 * wide),
         ("GELU", gelu(shapes, backward=False), lambda: t.gelu(backward=False), 0, 2 * item * long),
         ("GELU backward", gelu(shapes, backward=True), lambda: t.gelu(backward=True), 0, 4 * item * long),
+        ("RMSNorm", rmsnorm(shapes), lambda: t.rmsnorm(backward=False), 0, (4 + item) * wide),
+        ("RMSNorm backward", rmsnorm_backward(shapes), lambda: t.rmsnorm(backward=True), 0, 16 * wide),
+        ("RMSNorm of heads", rmsnorm_heads(shapes, backward=False), lambda: t.rmsnorm(backward=False, heads=all_heads), 0,
+         2 * item * wide),
+        ("RMSNorm of heads backward", rmsnorm_heads(shapes, backward=True),
+         lambda: t.rmsnorm(backward=True, heads=all_heads), 0, 3 * item * wide),
+        ("RoPE", rope(shapes), t.rope, 0, 2 * item * wide),
+        ("SwiGLU", swiglu(shapes, backward=False), lambda: t.swiglu(backward=False), 0, 3 * item * long),
+        ("SwiGLU backward", swiglu(shapes, backward=True), lambda: t.swiglu(backward=True), 0, 6 * item * long),
     ]  # fmt: skip
 
 
@@ -261,7 +337,8 @@ async def main(options: Namespace) -> None:
     place, shapes = Place(options.device), Shapes(options)
     section = Section("kernels", __doc__, options)
     section.configuration["shapes"] = (
-        f"{shapes.seqs} sequences of {shapes.length} tokens, width {shapes.width}, {shapes.heads} heads, vocab {shapes.vocab}")
+        f"{shapes.seqs} sequences of {shapes.length} tokens, width {shapes.width}, {shapes.heads} heads, "
+        f"{shapes.key_heads} of keys where grouped, vocab {shapes.vocab}")
     peaks = section.table("peaks: product of 8192 square matrices, TFLOP/s; copy in the device, GB/s read and written",
                           "what", "precision", "rate", "note")  # fmt: skip
     copied = copy_rate(place)

@@ -55,8 +55,8 @@ REPLAY: Options = (
 )
 LINK: Options = {"sizes": (1, 4, 16, 64), "total": 1024}, {"sizes": (1, 4), "total": 4}
 KERNELS: Options = (
-    {"sequences": 16, "length": 1024, "width": 1600, "heads": 25, "vocab": 50257},
-    {"sequences": 2, "length": 32, "width": 64, "heads": 2, "vocab": 300},
+    {"sequences": 16, "length": 1024, "width": 1600, "heads": 25, "key_heads": 5, "vocab": 50257},
+    {"sequences": 2, "length": 32, "width": 64, "heads": 2, "key_heads": 1, "vocab": 300},
 )
 MEMORY: Options = (
     {"models": MODELS, "batch": 16, "length": 1024, "steps": 10, "tile": 0, "whole": 12},

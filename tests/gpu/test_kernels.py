@@ -14,8 +14,9 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 MODULES = (
-    "test_adamw", "test_attention", "test_attention_page", "test_cross_entropy", "test_elementwise", "test_embedding",
-    "test_gelu", "test_gemm", "test_gemm_rows", "test_layernorm", "test_rows",
+    "test_adamw", "test_attention", "test_attention_groups", "test_attention_page", "test_cross_entropy", "test_elementwise",
+    "test_embedding", "test_gelu", "test_gemm", "test_gemm_rows", "test_layernorm", "test_rmsnorm", "test_rope", "test_rows",
+    "test_swiglu",
 )  # fmt: skip
 
 for module in MODULES:
