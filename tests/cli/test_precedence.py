@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile import Engine
-from asynctile.cli import plan
+from asynctile.cli import planning as plans
 from asynctile.cli.options import CHECKS, FORGOTTEN, Options
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.schedule.rates import CORES, Rates
@@ -202,18 +202,18 @@ def test_a_refused_resume_is_not_remembered(program: Program, run: Path, words: 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Rates]:
     """A list of the rates of each engine that commands open, and of each plan."""
     found: list[Rates] = []
-    end, planned = Engine.__aexit__, plan.plan_step
+    end, planned = Engine.__aexit__, plans.plan_step
 
     async def closing(self: Engine, *error: Any) -> None:
         found.append(self.rates)
         await end(self, *error)
 
-    def planning(config: Any, work: Any, machine: Any, stage: Any) -> Any:
+    def planning(config: Any, work: Any, machine: Any, *others: Any) -> Any:
         found.append(machine.rates)
-        return planned(config, work, machine, stage)
+        return planned(config, work, machine, *others)
 
     monkeypatch.setattr(Engine, "__aexit__", closing)
-    monkeypatch.setattr(plan, "plan_step", planning)
+    monkeypatch.setattr(plans, "plan_step", planning)
     return found
 
 

@@ -127,7 +127,7 @@ def test_a_text_shorter_than_a_sequence_is_refused(train: Program, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", [
-    "{", "[]", '{"n_head": 3, "n_embd": 16}', '{"model_type": "llama"}', "[" * 100_000, '{"a":' * 100_000,
+    "{", "[]", '{"n_head": 3, "n_embd": 16}', '{"model_type": "mamba"}', "[" * 100_000, '{"a":' * 100_000,
     '{"vocab_size": 1' + "0" * 400 + "}", '{"vocab_size": 1000000000000}', '{"n_layer": NaN}', '{"attn_pdrop": "x"}',
     '{"layer_norm_epsilon": 1' + "0" * 99 + "}", '{"activation_function": "\\ud800"}', '"' + "x" * (5 << 20) + '"',
 ])  # fmt: skip

@@ -48,9 +48,9 @@ def test_a_page_has_a_tile_for_each_layer_and_group_of_heads() -> None:
     config = GPT2Config(n_layer=2, n_head=5, n_embd=40, block_size=50, vocab_size=9)
     cache = KVCache(Parameters(config, Tiling(config, 20)))
     pages = cache.pages(3)
-    assert [tile.name for tile in pages["h.1.attn", 2]] == [f"h.1.attn.kv[2].page {number}" for number in range(3)]
-    assert {tile.shape for tile in pages["h.0.attn", 0]} == {(20, 16)}
-    assert {tile.shape for tile in pages["h.0.attn", 2]} == {(20, 8)}
+    assert [tile.name for tile in pages[1, 2]] == [f"h.1.attn.kv[2].page {number}" for number in range(3)]
+    assert {tile.shape for tile in pages[0, 0]} == {(20, 16)}
+    assert {tile.shape for tile in pages[0, 2]} == {(20, 8)}
     assert len(pages) == 6
     assert sum(tile.nbytes for tile in cache.tiles(1, 2)) == cache.page_nbytes == 2 * 20 * 40 * 4
-    assert cache.pages(4)["h.0.attn", 1][:3] == list(pages["h.0.attn", 1])
+    assert cache.pages(4)[0, 1][:3] == list(pages[0, 1])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from asynctile.execute.template import Kernels, Template
 from asynctile.execute.workers.layout import Block, layout
-from asynctile.execute.workers.native import WIDTHS
+from asynctile.execute.workers.native import REALS, WIDTHS
 from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, Tables
 from asynctile.program.operation import Operation
 from asynctile.schedule.schedule import RAM, Arrays, Kind, Schedule, Scheduled
@@ -57,7 +57,7 @@ class Calls(Template):
         sizes = [_size(entry, block) for entry, block in zip(entries, blocks, strict=True)]
         words_at = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)
         words = np.zeros(sum(sizes) + WIDTHS[-1], np.int64)
-        reals = np.zeros((len(entries), 4))
+        reals = np.zeros((len(entries), REALS))
         for index, (entry, block, start) in enumerate(zip(entries, blocks, words_at.tolist(), strict=True)):
             if entry.kind is Kind.TRANSFER:
                 continue  # the host carries it out (transfers.py)

@@ -28,7 +28,7 @@ class Block:
     address: of its machine code.
     words: (count,) int64, all integer arguments, addresses 0; words 0 and 1 belong to the worker.
     pointers: indices in `words` of the address of each operand, and then of the number if there is one.
-    reals: float arguments, at most 4.
+    reals: float arguments, at most REALS.
     """
 
     address: int

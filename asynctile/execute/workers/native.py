@@ -27,7 +27,7 @@ CLOCK_MONOTONIC_COARSE = 6
 #: Numbers of words that a call by address may pass, the first two included; a call uses the smallest that holds its words.
 WIDTHS = (16, 48, 128)
 #: Number of float arguments that a call by address passes.
-REALS = 4
+REALS = 5
 
 _INT, _INT32, _REAL, _NOTHING = ir.IntType(64), ir.IntType(32), ir.DoubleType(), ir.VoidType()
 _TIMESPEC = ir.LiteralStructType([_INT, _INT])

@@ -40,7 +40,7 @@ class Tables:
     words (w,) int64, words_at (n,) int64, counts (n,) int32: the arguments of a call or copy, counts[i] words from
         words_at[i] on. Words 0 and 1 of an OPERATION belong to the worker. A call reads the smallest of
         WIDTHS (native.py) that holds them, so as many words must exist.
-    reals (n, 4) float64: float arguments.
+    reals (n, REALS) float64: float arguments.
     what: an object for each entry, for messages.
     keep: everything that must live while these addresses are used.
     """

@@ -212,7 +212,7 @@ def _perform(graph: Any, entry: int, scratch: int) -> int:
     if graph.kinds[entry] != OPERATION:
         native.copy(graph.words[first], graph.words[first + 1], graph.words[first + 2])
         return places.OK
-    function, words, reals = graph.address[entry], graph.words_from + 8 * first, graph.reals_from + 32 * entry
+    function, words, reals = graph.address[entry], graph.words_from + 8 * first, graph.reals_from + 8 * native.REALS * entry
     count = graph.counts[entry]
     if count <= 16:
         status = native.call(function, scratch, words, 16, reals)
