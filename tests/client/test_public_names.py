@@ -36,8 +36,9 @@ def shown(kind: type) -> set[str]:
 
 
 def undescribed(kind: type) -> set[str]:
-    """The names of an instance alone that the docstring of its class does not describe, as `name: what it is`."""
-    return {name for name in shown(kind) - public(kind) if not re.search(rf"\b{name}: ", kind.__doc__ or "")}
+    """The names of an instance alone that no docstring of its class or a base describes, as `name: what it is`."""
+    said = "\n".join(base.__doc__ or "" for base in kind.__mro__)
+    return {name for name in shown(kind) - public(kind) if not re.search(rf"\b{name}: ", said)}
 
 
 @pytest.fixture
