@@ -90,6 +90,14 @@ async def test_no_budget_and_no_mode_changes_a_bit(
         assert found.uploaded_bytes > 0
 
 
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_every_step_after_the_first_is_played(shape: Shape, device: str) -> None:
+    cap = None if device == "cpu" else max(await floor_of(shape), shape.config.states_nbytes // 2)
+    async with Engine(device, device_memory=cap) as engine:
+        trainer = Trainer(await lively(engine, shape))
+        assert [(await trainer.step(*shape.batch_of_tokens())).played for _ in range(3)] == [False, True, True]
+
+
 @FEW
 async def test_clipping_is_equal_bit_for_bit_at_the_floor(shape: Shape) -> None:
     resident = await outcome(shape, steps=2, device="cpu", clip_norm=0.1)
