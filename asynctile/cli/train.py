@@ -204,7 +204,7 @@ def _faster(options: Options, shape: Config, folder: RunFolder, display: Display
     until = time.monotonic() + options.auto
     found = faster_than_defaults(options, shape, folder.rates, lambda: interrupt.requested or time.monotonic() > until)
     if found is None:
-        display.note("--auto found no settings faster than these")
+        display.note("--auto found no faster settings")
         return options
     display.note(f"--auto chose {found.words()}: a step of {found.plan.step_s:.3g} s by the plan")
     return replace(options, **found.changes)
