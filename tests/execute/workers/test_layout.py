@@ -5,6 +5,7 @@ import pytest
 from numba import njit, types
 
 from asynctile.execute.workers.layout import layout, native_of
+from asynctile.execute.workers.native import REALS
 
 TILE = ((3, 5), np.float32)
 
@@ -20,7 +21,7 @@ def lazy(tile):
 
 
 @njit
-def real(a, b, c, d, e):
+def real(a, b, c, d, e, f):
     pass
 
 
@@ -33,7 +34,7 @@ def wide(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o):  # noqa: E741
 def compiled_here():
     """Compile all but `lazy`. Here, because processes that run other tests import this module as well."""
     compiled.compile(types.void(types.float32[:, ::1], types.boolean, types.int64, types.float64, types.float64[::1]))
-    real.compile(types.void(*[types.float64] * 5))
+    real.compile(types.void(*[types.float64] * (REALS + 1)))
     wide.compile(types.void(*[types.float32[:, ::1]] * 15))
 
 
@@ -55,7 +56,7 @@ def test_arrays_are_spread_over_words_and_floats_are_separate():
         (compiled, [TILE], (True, 7, 0.5), False),
         (lazy, [TILE], (), False),
         (lazy.py_func, [TILE], (), False),
-        (real, [], (0.5,) * 5, False),
+        (real, [], (0.5,) * (REALS + 1), False),
         (wide, [TILE] * 15, (), False),
     ],
 )
