@@ -134,7 +134,9 @@ def test_the_cpu_kernels_agree_with_plain_numpy(name: str) -> None:
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("shape", LIGHT, indirect=True)
 def test_logits_and_gradients_are_pytorchs(shape: Shape) -> None:
+    """Compare GPT-2 with its twin in PyTorch; tests/reference/test_families.py compares the other families."""
     torch = pytest.importorskip("torch")
     from tests.reference_gpt2 import ReferenceGPT2
 
