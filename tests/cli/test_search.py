@@ -39,6 +39,13 @@ def test_settings_that_are_best_already_stay() -> None:
     assert found(tile=512, update="host", micro_batches=4) is None
 
 
+def test_smaller_tiles_are_not_tried() -> None:
+    def smaller_is_faster(options: Options) -> Any:
+        return SimpleNamespace(tile=options.tile or 128, step_s=float(options.tile or 128), host_bytes=0)
+
+    assert faster(OPTIONS, smaller_is_faster(OPTIONS), smaller_is_faster, lambda: False, 0) is None
+
+
 def test_settings_that_take_more_ram_are_not_proposed() -> None:
     assert "recompute" not in found().changes
 

@@ -88,7 +88,7 @@ def test_a_new_run_takes_the_settings_that_planning_found_and_keeps_the_typed_on
 
     def plan(shape: Any, options: Any, there: None, **others: Any) -> Any:
         tried.append(options)
-        return SimpleNamespace(tile=options.tile or 16, step_s=1 + abs((options.tile or 16) - 8), host_bytes=0)
+        return SimpleNamespace(tile=options.tile or 4, step_s=1 + abs((options.tile or 4) - 8), host_bytes=0)
 
     monkeypatch.setattr("asynctile.cli.search.plan_of", plan)
     run, typed = tmp_path / "run", tmp_path / "typed"
