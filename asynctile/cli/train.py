@@ -203,6 +203,8 @@ def _faster(options: Options, shape: Config, folder: RunFolder, display: Display
     assert options.auto is not None
     until = time.monotonic() + options.auto
     found = faster_than_defaults(options, shape, folder.rates, lambda: interrupt.requested or time.monotonic() > until)
+    if interrupt.asked:
+        return options
     if found is None:
         display.note("--auto found no faster settings")
         return options
