@@ -68,6 +68,10 @@ def fill(target: Array, value: float) -> None:
     target[:] = value
 
 
+def scale(target: Array, factor: float) -> None:
+    target *= np.float32(factor)
+
+
 def column_sums(x: Array, sums: Array, accumulate: bool) -> None:
     _add(sums, x.sum(0, dtype=np.float64), accumulate)
 
@@ -445,6 +449,6 @@ VERBS: dict[str, Callable[..., None]] = {
         gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
         layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
         rmsnorm, rmsnorm_backward, rmsnorm_gradients, rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums,
-        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, sum_squares, swiglu, swiglu_and_backward,
+        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, scale, sum_squares, swiglu, swiglu_and_backward,
     )
 }  # fmt: skip

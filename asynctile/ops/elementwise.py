@@ -1,4 +1,4 @@
-"""Small verbs: copy, add, fill, and the column sums of a bias gradient."""
+"""Small verbs: copy, add, fill, scale, and the column sums of a bias gradient."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def add(source: Tile, target: Tile) -> Operation:
 def fill(target: Tile, value: float) -> Operation:
     """Set target (T) = value everywhere. Kernel: fill(target, value)."""
     return Operation("fill", (target,), "w", (float(value),))
+
+
+def scale(target: Tile, factor: float) -> Operation:
+    """Multiply target (T) by factor, rounded to float32; each element is rounded once. Kernel: scale(target, factor)."""
+    return Operation("scale", (target,), "u", (float(factor),))
 
 
 def column_sums(x: Tile, sums: Tile, *, accumulate: bool) -> Operation:

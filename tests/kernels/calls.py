@@ -36,6 +36,7 @@ def calls(dtype: str) -> dict[str, Call]:
         "copy": ([x, out], (), False),
         "add": ([x, y], (), False),
         "fill": ([out], (0.5,), False),
+        "scale": ([typed.copy()], (0.3,), False),
         "column_sums": ([typed, row], (True,), False),
         "column_sums_copy": ([x, row, poison(R, C, dtype="bf16")], (True,), False),
         "gemm": ([typed, square, out], (False, False, False), False),

@@ -1,4 +1,4 @@
-"""copy with its conversions, add, fill and column_sums."""
+"""copy with its conversions, add, fill, scale and column_sums."""
 
 import numpy as np
 import pytest
@@ -62,6 +62,15 @@ def test_fill(machine, shape, dtype):
     y = poison(*shape, dtype=dtype)
     machine.run("fill", [y], (0.1,))
     assert (y == typed(np.full(shape, 0.1, np.float32), dtype)).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scale_rounds_each_element_once(machine, shape, dtype):
+    y = random(1, *shape, dtype=dtype)
+    expected = typed(wide(y).astype(np.float32) * np.float32(0.3), dtype)
+    machine.run("scale", [y], (0.3,))
+    assert y.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (8, 5), (100, 132), (1001, 8), (17, 1280), (300, 520)])

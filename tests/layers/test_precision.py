@@ -45,7 +45,7 @@ ALLOWED = {
     "layernorm_sums": "fffff", "layernorm_whole": "fffff ffffb", "layernorm_whole_backward": "fffffff",
     "rmsnorm": "ffff fffb", "rmsnorm_backward": "ffffff", "rmsnorm_gradients": "ffff", "rmsnorm_stats": "ff",
     "rmsnorm_sums": "fffff", "rmsnorm_whole": "ffff fffb", "rmsnorm_whole_backward": "ffffff",
-    "rmsnorm_heads": "fff bfb", "rmsnorm_heads_backward": "ffff bfbf", "rope": "f b", "swiglu": "fff bbb",
+    "rmsnorm_heads": "fff bfb", "rmsnorm_heads_backward": "ffff bfbf", "rope": "f b", "scale": "f b", "swiglu": "fff bbb",
     "swiglu_and_backward": "fffff bbbbb",
 }  # fmt: skip
 LETTERS = {np.dtype(np.float32): "f", BF16: "b", np.dtype(np.int32): "i"}

@@ -1,4 +1,4 @@
-"""Copy, add, fill and column sums. The contracts are in asynctile/ops/elementwise.py."""
+"""Copy, add, fill, scale and column sums. The contracts are in asynctile/ops/elementwise.py."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def fill(target: Any, value: float) -> None:
     y, rounded = target.reshape(-1), np.float32(value)
     for i in range(y.size):
         y[i] = rounded
+
+
+@kernel((ROW, REAL), (TILE, REAL))
+def scale(target: Any, factor: float) -> None:
+    """target *= factor, rounded to float32."""
+    y, rounded = target.reshape(-1), np.float32(factor)
+    for i in range(y.size):
+        y[i] *= rounded
 
 
 @piece()

@@ -15,7 +15,7 @@ from asynctile.kernels.cuda.attention import attention, attention_backward, atte
 from asynctile.kernels.cuda.attention_page import attention_page
 from asynctile.kernels.cuda.context import SCRATCH, Context, Packed, pack
 from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_backward
-from asynctile.kernels.cuda.elementwise import add, column_sums, column_sums_copy, copy, fill
+from asynctile.kernels.cuda.elementwise import add, column_sums, column_sums_copy, copy, fill, scale
 from asynctile.kernels.cuda.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
 from asynctile.kernels.cuda.gelu import gelu, gelu_and_backward, gelu_backward
 from asynctile.kernels.cuda.gemm import gemm, gemm_bias, gemm_bias_onto, gemm_onto
@@ -55,7 +55,7 @@ KERNELS: dict[str, Callable[..., None]] = {
         gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
         layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
         rmsnorm, rmsnorm_backward, rmsnorm_gradients, rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums,
-        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, sum_squares, swiglu, swiglu_and_backward,
+        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, scale, sum_squares, swiglu, swiglu_and_backward,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-// Copy, add, fill and column sums. The contracts are in asynctile/ops/elementwise.py.
+// Copy, add, fill, scale and column sums. The contracts are in asynctile/ops/elementwise.py.
 
 // Copy bits without converting them.
 template <typename T>
@@ -54,6 +54,22 @@ static __device__ void fill_all(T *target, float value, size_t count) {
     }
 }
 
+// Each product is rounded once, as on the CPU.
+template <int N, typename T>
+static __device__ void scale_all(T *target, float factor, size_t count) {
+    size_t at = first_element<N>();
+    if (at + N <= count) {
+        float values[N];
+        load(target + at, values);
+#pragma unroll
+        for (int i = 0; i < N; i++) values[i] *= factor;
+        store(target + at, values);
+    } else {
+#pragma unroll 1
+        for (; at < count; at++) assign(target[at], to_float(target[at]) * factor);
+    }
+}
+
 template <int N, bool VECTOR, typename T>
 static __device__ void column_sums_chunk(const T *__restrict__ x, double *partial, int rows, int columns, int chunks) {
     sum_chunk<N, VECTOR, 1>(rows, columns, chunks, partial, [&](int row, int column, float(&sums)[1][N]) {
@@ -98,6 +114,10 @@ extern "C" __global__ void add_f32(const float *source, float *target, int count
 extern "C" __global__ void fill_f32(float *target, float value, int count) { fill_all<4>(target, value, count); }
 
 extern "C" __global__ void fill_bf16(bf16 *target, float value, int count) { fill_all<8>(target, value, count); }
+
+extern "C" __global__ void scale_f32(float *target, float factor, int count) { scale_all<4>(target, factor, count); }
+
+extern "C" __global__ void scale_bf16(bf16 *target, float factor, int count) { scale_all<8>(target, factor, count); }
 
 extern "C" __global__ void column_sums_f32(const float *x, double *partial, int rows, int columns, int chunks) {
     if (columns % 4) column_sums_chunk<4, false>(x, partial, rows, columns, chunks);

@@ -23,6 +23,11 @@ def fill(on: Context, target: Array, value: float) -> None:
     on.launch(f"fill_{suffix(target)}", blocks_of_vectors(target), BLOCK, target, value, target.size)
 
 
+def scale(on: Context, target: Array, factor: float) -> None:
+    """target *= factor."""
+    on.launch(f"scale_{suffix(target)}", blocks_of_vectors(target), BLOCK, target, factor, target.size)
+
+
 def column_sums(on: Context, x: Array, sums: Array, accumulate: bool) -> None:
     """sums = column sums of x (+ sums)."""
     rows, columns = x.shape
