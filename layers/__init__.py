@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from asynctile.layers.evaluation import Evaluation, evaluate
     from asynctile.layers.gpt2.config import GPT2Config
     from asynctile.layers.llama.config import LlamaConfig
+    from asynctile.layers.lora import LoRA
     from asynctile.layers.mistral.config import MistralConfig
     from asynctile.layers.model import Model
     from asynctile.layers.optimizer import AdamW
@@ -35,6 +36,7 @@ else:
         "Evaluation": "asynctile.layers.evaluation:Evaluation",
         "GPT2Config": "asynctile.layers.gpt2.config:GPT2Config",
         "LlamaConfig": "asynctile.layers.llama.config:LlamaConfig",
+        "LoRA": "asynctile.layers.lora:LoRA",
         "MistralConfig": "asynctile.layers.mistral.config:MistralConfig",
         "Model": "asynctile.layers.model:Model",
         "Qwen2Config": "asynctile.layers.qwen2.config:Qwen2Config",
@@ -56,6 +58,7 @@ __all__ = [
     "Evaluation",
     "GPT2Config",
     "LlamaConfig",
+    "LoRA",
     "MistralConfig",
     "Model",
     "Qwen2Config",

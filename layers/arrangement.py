@@ -208,8 +208,8 @@ class _Step:
     def _activations(self, rows: Rows) -> Activations:
         passes = len(rows.passes)
         if passes not in self._foreseen:
-            config, tiling = self.parameters.config, self.parameters.tiling
-            self._foreseen[passes] = Activations(self.kind, config, tiling, rows, self.precision)
+            config, tiling, tuning = self.parameters.config, self.parameters.tiling, self.parameters.tuning
+            self._foreseen[passes] = Activations(self.kind, config, tiling, rows, self.precision, tuning)
         return self._foreseen[passes]
 
 

@@ -62,6 +62,7 @@ class Tensor:
     decay: bool = False
     mean: float = 0.0
     std: float = 0.0
+    bound: float = 0.0
     transposed: bool = False
 
 
@@ -70,10 +71,12 @@ class Config(ABC):
     """The configuration that every model has. A family's configuration is a frozen dataclass derived from it.
 
     model_type: the family's name in config.json. prefix: the prefix of all tensor names, which files may omit and labels do.
+    lora_targets: the layers that get an adapter unless others are named, as in PEFT (lora.py).
     """
 
     model_type: ClassVar[str]
     prefix: ClassVar[str]
+    lora_targets: ClassVar[tuple[str, ...]]
 
     n_layer: int
     """Number of blocks."""

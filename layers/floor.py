@@ -13,23 +13,26 @@ from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.tuning import WHOLE, Tuning
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
 
 
-def floor_demand(config: Config, tile: int, grain: Grain = FINE, precision: str = "fp32") -> Demand:
+def floor_demand(
+    config: Config, tile: int, grain: Grain = FINE, precision: str = "fp32", tuning: Tuning = WHOLE
+) -> Demand:
     """Return the demand of one block's training step: `.floor_nbytes` is the floor, `.check(cap)` refuses a smaller cap."""
-    return _of_one_block(dataclasses.replace(config, n_layer=1), tile, grain, precision)
+    return _of_one_block(dataclasses.replace(config, n_layer=1), tile, grain, precision, tuning.of_one_block(config))
 
 
 @lru_cache(maxsize=64)
-def _of_one_block(config: Config, tile: int, grain: Grain, precision: str) -> Demand:
+def _of_one_block(config: Config, tile: int, grain: Grain, precision: str, tuning: Tuning) -> Demand:
     """Return the demand for a model of one block.
 
     Cached, because every model that is made or loaded asks for it, and one answer takes six recorded programs.
     """
-    parameters = Parameters(config, Tiling(config, tile, grain), precision)
+    parameters = Parameters(config, Tiling(config, tile, grain), precision, tuning)
     tokens = parameters.tiling.row_tokens
     # Full row tiles: only sequences of one token fill them for every block_size. And half-full ones, whose slots differ.
     lengths = {1, min(config.block_size, tokens + 1), min(config.block_size, 2 * tokens)}

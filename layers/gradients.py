@@ -4,6 +4,8 @@ Each replica adds its rows to a partial of its own. partials.py defines the tree
 complete when the last row of the batch has settled it. Then it is used for the update at once (kind "step"), kept for the
 second phase ("step_clipped") or fetched ("gradients"). The layers record contributions. update_placement.py chooses which
 updates run on the host.
+
+Layers record no gradient of a frozen tensor, unless an operation computes it along with others. It is then dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Gradients:
         if tile is not None:
             return tile, True
         name = f"d{parameter.label(i, j)}"
-        if self._rows.replicas > 1:
+        if self._rows.replicas > 1 and parameter.trains:
             name += f".{len(self._partials.setdefault(key, Partials(self._add)))}"
         tile = self._open[key] = self.program.tile(name, parameter.weights[i, j].shape)
         return tile, False
@@ -60,7 +62,9 @@ class Gradients:
         """
         if self._rows.replicas > 1 and self._rows.ends_replica(row):
             key = (parameter, (i, j))
-            self._partials[key].take(self._open.pop(key))
+            partial = self._open.pop(key)
+            if parameter.trains:
+                self._partials[key].take(partial)
 
     def settle(self, parameter: Parameter, row: Row, i: int, j: int = 0) -> None:
         """Do as `close`; after the last row of the batch the gradient is complete.
@@ -70,7 +74,10 @@ class Gradients:
         self.close(parameter, row, i, j)
         if row.index == len(self._rows) - 1:
             key = (parameter, (i, j))
-            self._complete(*key, self._partials.pop(key).root if self._rows.replicas > 1 else self._open.pop(key))
+            if parameter.trains:
+                self._complete(*key, self._partials.pop(key).root if self._rows.replicas > 1 else self._open.pop(key))
+            else:
+                self._open.pop(key, None)
 
     def update_kept(self) -> None:
         """Record the second phase: update every tile whose gradient was kept.

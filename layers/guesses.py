@@ -40,7 +40,10 @@ _ROTARY = {"__init__": {
 _TEXT = {"max_tokens": "max_new_tokens", "max_length": "max_new_tokens"}
 #: By class and method: arguments that it does not have, and the name to use instead.
 ARGUMENTS = {
-    "Trainer": {"__init__": {"max_grad_norm": "clip_norm", "grad_clip": "clip_norm", "lr": "optimizer=AdamW(lr=...)"}},
+    "Trainer": {"__init__": {
+        "max_grad_norm": "clip_norm", "grad_clip": "clip_norm", "lr": "optimizer=AdamW(lr=...)", "lora": "adapters=LoRA(...)",
+    }},
+    "LoRA": {"__init__": {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}},
     "AdamW": {"__init__": {
         "learning_rate": "lr", "beta1": "betas", "beta2": "betas", "epsilon": "eps", "warmup_steps": "warmup",
     }},

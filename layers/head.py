@@ -90,7 +90,10 @@ def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep
 def _backward(
     recording: Recording, rows: RowTiles, x: Grid, stats: Grid, v: int, dlogits: Grid, dinp: Grid
 ) -> None:
-    """Turn logits into their gradient in place; dinp[r, k] (+)= dlogits W, dW[v, k] (+)= dlogits^T x."""
+    """Turn logits into their gradient in place; dinp[r, k] (+)= dlogits W, dW[v, k] (+)= dlogits^T x.
+
+    A frozen weight has no dW.
+    """
     weight, gradients = recording.parameters.head, recording.gradients
     end = gradients.close if recording.parameters.has_tied_head else gradients.settle
     add = recording.program.add
@@ -105,6 +108,7 @@ def _backward(
             r = row.index
             dx, begun = dinp.open(row, k)
             add(gemm(dlogits[r, v], weight.compute[v, k], dx, accumulate=begun))
-            dweight, begun = gradients.open(weight, v, k)
-            add(gemm(dlogits[r, v], x[r, k], dweight, ta=True, accumulate=begun))
-            end(weight, row, v, k)
+            if weight.trains:
+                dweight, begun = gradients.open(weight, v, k)
+                add(gemm(dlogits[r, v], x[r, k], dweight, ta=True, accumulate=begun))
+                end(weight, row, v, k)

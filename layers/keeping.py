@@ -39,7 +39,8 @@ class Keeping:
         """
         arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()[: RAM + 1]]  # other devices are like the first
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
-        key = kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
+        tuning = self._model.parameters.tuning
+        key = tuning, kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
         if key not in self._chosen:
             self._choose(key, await self._arranged(kind, rows, rooms))
         chosen = self._chosen[key]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from asynctile.device import resolved
 from asynctile.device.names import names_of
 from asynctile.layers.activations import AUTO, Room, check_recompute
+from asynctile.layers.tuning import WHOLE, Tuning
 from asynctile.layers.update_placement import check_update
 from asynctile.measure.costs import EntryCosts
 from asynctile.program.grain import Grain, grain_of
@@ -26,7 +27,10 @@ from asynctile.storage.sizes import parse_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch and how it is trained on, as in Trainer; tile: as in Model.create. ValueError for an invalid setting."""
+    """A batch and how it is trained on, as in Trainer; tile: as in Model.create. ValueError for an invalid setting.
+
+    tuning: the trained part of the model.
+    """
 
     batch_size: int
     seq_len: int
@@ -36,6 +40,7 @@ class Work:
     clip_norm: float | None = None
     tile: int | None = None
     update: str = "auto"
+    tuning: Tuning = WHOLE
 
     def __post_init__(self) -> None:
         check_update(self.update)

@@ -24,6 +24,7 @@ from asynctile.layers.config import Config, check_count, check_seed
 from asynctile.layers.exchange import Pretrained, check_place, replaced
 from asynctile.layers.generation import written
 from asynctile.layers.guesses import Continuation, answering
+from asynctile.layers.lora import LoRA
 from asynctile.layers.model_state import ModelState
 from asynctile.layers.parameters import initial_piece
 from asynctile.layers.requests import check_context, check_kind
@@ -162,6 +163,11 @@ class Model:
         self._state.companions = checked(files)
 
     @property
+    def adapter(self) -> LoRA | None:
+        """The adapters of the model, from a file or from a Trainer; None if it has none."""
+        return self._state.tuning.lora
+
+    @property
     def step_count(self) -> int:
         """The number of updates done, by all Trainers of the model together."""
         return self._state.step_count
@@ -181,11 +187,15 @@ class Model:
         await self._state.release()
 
     async def state_dict(self) -> dict[str, NDArray[np.float32]]:
-        """Return every tensor whole, float32, by Hugging Face name (the tied lm_head is transformer.wte.weight)."""
+        """Return every tensor whole, float32, by Hugging Face name (the tied lm_head is transformer.wte.weight).
+
+        The tensors of adapters are there too, by PEFT's names.
+        """
         state = self._state
 
         async def job() -> dict[str, NDArray[np.float32]]:
             async with state.changing.held():
+                await state.tuned()
                 return {name: await state.gather(item, item.weights) for name, item in state.parameters.items()}
 
         return await state.runtime.call(job())

@@ -7,7 +7,7 @@ recorded in step.py, files are written in weight_files.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,12 +24,14 @@ from asynctile.layers.carriers import forward_table
 from asynctile.layers.companions import Companions
 from asynctile.layers.config import WEIGHT_NBYTES, Config
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.parameters import MOMENTS, Parameter, Parameters
+from asynctile.layers.lora import LoRA
+from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
 from asynctile.layers.telling import tell_failed, tell_torn
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.tuning import WHOLE, Tuning
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -57,9 +59,10 @@ class ModelState:
     name: for events and logs, "gpt2-1" for the first of a process. companions: files kept beside the weights, by name.
     in_training: whether a Trainer was made for the model, so that its moments count. has_moments: whether they have values.
     step_count: updates done, by all Trainers together. torn: why weights and moments belong to no single step, or None.
-    last_checkpoint: the path that the model was last saved to or loaded from. changing: the lock held while the weights
-    change, or must all be of one step. followers: called after each step, to publish its weights on other shares.
-    readers: texts that are generated from these weights now.
+    last_checkpoint: the path that the model was last saved to or loaded from. tuning: the trained part that was asked for last;
+    parameters.tuning is the one in force. changing: the lock held while the weights change, or must all be of one step.
+    followers: called after each step, to publish its weights on other shares. readers: texts that are generated from these
+    weights now.
     """
 
     def __init__(self, runtime: Runtime, config: Config, tile: int | None = None) -> None:
@@ -69,6 +72,7 @@ class ModelState:
         self.tiling = Tiling(config, tile, runtime.device.grain)
         check_room(runtime, self.tiling, WEIGHT_NBYTES)
         self.parameters = Parameters(config, self.tiling, runtime.life.precision)
+        self.tuning = WHOLE
         self.companions: Companions = {}
         self.in_training = False
         self.has_moments = False
@@ -79,12 +83,14 @@ class ModelState:
         self.followers: list[Callable[[], Awaitable[None]]] = []
         self.readers = 0
         self.programs = Programs()
+        #: how often adapters came
+        self._adapted = 0
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
     @property
     def version(self) -> int:
         """A number that is another one after every change of the weights."""
-        return self.step_count
+        return self.step_count + self._adapted
 
     def weights(self) -> Iterator[Tile]:
         """Yield every weight tile, and their copies in another precision."""
@@ -94,11 +100,74 @@ class ModelState:
         """Yield every tile that stays between runs: weights, and moments once the model is in training."""
         return self.parameters.states() if self.in_training else self.weights()
 
-    def train(self) -> None:
-        """Count the moments among the standing tiles from now on."""
+    def train(self, lora: LoRA | None = None, freeze: Collection[str] = ()) -> None:
+        """Count the moments among the standing tiles from now on.
+
+        lora, freeze: new adapters and other frozen tensors, which `tuned` puts in force; none: as it is. ValueError if they do
+        not fit the model, or if it has an adapter or moments already.
+        """
+        self.tuning = self._changed(lora, freeze)
         if not self.in_training:
             self.in_training = True
             self._demands.clear()
+
+
+    async def tuned(self) -> None:
+        """Put the tuning that was asked for in force. New adapters change no result.
+
+        Runs on the device's loop, inside `changing`. BudgetError if there is no room; the model is then as it was.
+        """
+        if self.tuning != self.parameters.tuning:
+            lora = self.tuning.lora
+            seed = 0 if lora is None else lora.seed
+            await self._tune(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed), None)
+
+    async def adapt(self, lora: LoRA, value: Any, files: Files | None = None) -> None:
+        """Give the model these adapters with the values value(parameter, (i, j)), on the device's loop.
+
+        files: as for `set_weights`. ValueError as `train`; BudgetError if there is no room. On an error the model is as it was.
+        """
+        async with self.changing.held():
+            self.check_whole("take an adapter")
+            before = self.tuning
+            self.tuning = self._changed(lora)
+            try:
+                await self._tune(value, files)
+            except BaseException:
+                self.tuning = before
+                raise
+
+    async def _tune(self, value: Any, files: Files | None) -> None:
+        self._check_untrained()
+        parameters = self.parameters.tuned(self.tuning)
+        self._check_floor(parameters.tuning)
+        new = [parameter for parameter in parameters.values() if parameter.name not in self.parameters]
+        if new:
+            try:
+                await self._store(new, value, files, demand_of([], parameters.weights()))
+            except BaseException:
+                await under_shield(self.runtime.release(chain.from_iterable(_weights_of(parameter) for parameter in new)))
+                raise
+        # Another object, because programs that are being recorded now read the one before. Their keys have the tuning.
+        self.parameters = parameters
+        self._demands.clear()
+        self._adapted += bool(new)
+
+    def _changed(self, lora: LoRA | None = None, freeze: Collection[str] = ()) -> Tuning:
+        """Return the model's tuning with these adapters and patterns; ValueError if the model cannot have it."""
+        if lora is not None and self.tuning.lora is not None:
+            raise ValueError(f"{self.name} has an adapter already, {self.tuning.lora!r}; leave out adapters to train that one, "
+                             "or load the model again")
+        tuning = Tuning(lora or self.tuning.lora, tuple(freeze) or self.tuning.freeze)
+        if tuning != self.tuning:
+            self._check_untrained()
+            tuning.check(self.config)
+        return tuning
+
+    def _check_untrained(self) -> None:
+        if self.has_moments:
+            raise ValueError(f"{self.name} has moments after {self.step_count} steps, so its trained tensors cannot change; "
+                             "call save_pretrained and load that")
 
     def saved_to(self, path: Path) -> None:
         """Remember `path` as the checkpoint to go back to."""
@@ -110,24 +179,30 @@ class ModelState:
         files: reads the values if they come from files; None: they are computed. On an error the model is released.
         """
         self.check_floor()
+        try:
+            await self._store(self.parameters.values(), value, files, demand_of([], self.weights()))
+        except BaseException:
+            await under_shield(self.release())
+            raise
+
+    async def _store(self, parameters: Iterable[Parameter], value: Any, files: Files | None, demand: Demand) -> None:
+        """Give the tiles of these tensors' weights their values, after the arena is cut for `demand`."""
         made = self.runtime.compute if files is None else files.run
 
         async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
-            for parameter in self.parameters.values():
+            for parameter in parameters:
                 for key, tile in parameter.weights.items():
                     piece = parameter.padded(await made(value, parameter, key), *key)
                     yield tile, piece
                     if key in parameter.copies:
                         yield parameter.copies[key], to_bf16(piece)
 
-        try:
-            await self.runtime.store(tiles(), demand_of([], self.weights()))
-        except BaseException:
-            await under_shield(self.release())
-            raise
+        await self.runtime.store(tiles(), demand)
 
     async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
-        """Create the moments on the device's loop, unless they have values: zeros, or value(parameter, family, key).
+        """Create the moments of trained tensors on the device's loop, unless they have values.
+
+        They are zeros, or value(parameter, family, key).
 
         files: reads the values; None: zeros.
         """
@@ -169,8 +244,11 @@ class ModelState:
 
     def check_floor(self) -> None:
         """Raise BudgetError if the device cap is below the model's floor."""
+        self._check_floor(self.parameters.tuning)
+
+    def _check_floor(self, tuning: Tuning) -> None:
         runtime = self.runtime
-        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.life.precision)
+        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.life.precision, tuning)
         runtime.tiers.caps.check_floor(floor)
 
     def tear(self, why: str) -> None:
@@ -191,7 +269,7 @@ class ModelState:
         self, kind: str, rows: Rows, kept: int = 0, on_host: frozenset[Tile] = frozenset(), carriers: tuple[int, ...] = ()
     ) -> Program:
         """Return `program`, on the device's loop: at once if it is kept, else recorded in a thread."""
-        found = self.programs.kept(_key(kind, rows, kept, on_host, carriers))
+        found = self.programs.kept(_key(self.parameters, kind, rows, kept, on_host, carriers))
         return await self.runtime.compute(self.program, kind, rows, kept, on_host, carriers) if found is None else found
 
     async def forward(self, kind: str, rows: Rows) -> Program:
@@ -207,13 +285,14 @@ class ModelState:
         kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host.
         carriers: the device of each replica, or of each group of row tiles, as in `record`; none: one device carries all.
         """
-        recorded = partial(record, kind, self.parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
-        return self.programs.get(_key(kind, rows, kept, on_host, carriers), recorded)
+        parameters = self.parameters
+        recorded = partial(record, kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+        return self.programs.get(_key(parameters, kind, rows, kept, on_host, carriers), recorded)
 
     def keep_program(self, program: Program | None, kind: str, rows: Rows, kept: int) -> None:
         """Keep a program that `record` made of these arguments, for one device, so that `program` need not record it again."""
         if program is not None:
-            self.programs.get(_key(kind, rows, kept, frozenset(), ()), lambda: program)
+            self.programs.get(_key(self.parameters, kind, rows, kept, frozenset(), ()), lambda: program)
 
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
         """Return what the program asks of an arena beside the standing tiles and `also`, its own; measured once a program."""
@@ -246,10 +325,17 @@ class ModelState:
             self.tear(f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else ""))
 
 
-def _key(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile], carriers: tuple[int, ...]) -> Hashable:
+def _weights_of(parameter: Parameter) -> Iterator[Tile]:
+    return chain(parameter.weights.values(), parameter.copies.values())
+
+
+def _key(
+    parameters: Parameters, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile], carriers: tuple[int, ...]
+) -> Hashable:
     """Return the key of a program among those of one model: every argument of its recording that may differ.
 
     If the first device carries all, the program is the one without carriers.
     """
     others = carriers if any(carriers) else ()
-    return kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes), kept, on_host, others
+    batch = rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes)
+    return parameters.tuning, kind, batch, kept, on_host, others

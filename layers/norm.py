@@ -92,22 +92,24 @@ class Norm:
         sums = recording.per_row(f"{layer}.sums", self.numbers)
         add = recording.program.add
         width = recording.tiling.model.offsets[-1]
+        trains = any(parameter.trains for parameter in parameters)
         for k in recording.columns:
             gain = parameters[0].compute[k, 0]
             for row in rows:
                 r = row.index
                 tile, begun = sums.open(row)
                 add(self.sums(dinp[r, k], x[r, k], stats[r, 0], gain, tile, accumulate=begun))
-                gradients, begun = _opened(recording, parameters, k)
-                add(self.gradients(dinp[r, k], x[r, k], stats[r, 0], *gradients, accumulate=begun))
+                if trains:
+                    gradients, begun = _opened(recording, parameters, k)
+                    add(self.gradients(dinp[r, k], x[r, k], stats[r, 0], *gradients, accumulate=begun))
         for k in reversed(recording.columns):
             gain = parameters[0].compute[k, 0]
             for row in rows:
                 r = row.index
                 tile, begun = dx.open(row, k)
                 add(self.back(dinp[r, k], x[r, k], stats[r, 0], gain, sums[r, 0], tile, width=width, accumulate=begun))
-            # Settle only now: the operation above still reads the gain.
-            _settle(recording, parameters, rows, k)
+            if trains:  # settle only now: the operation above still reads the gain
+                _settle(recording, parameters, rows, k)
 
     def _gathered(self, recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
         """Return the statistics, gathered column tile by column tile."""

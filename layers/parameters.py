@@ -1,21 +1,26 @@
-"""The trained tensors: how each is cut into tiles, and its initial values.
+"""The tensors of a model: how each is cut into tiles, and its initial values.
 
 `Parameter` is one tensor with its tiles and the tiles of its two moments. `Parameters` is all tensors of a model. config.py
-defines the tensors, gradients.py and optimizer.py train them. The owner of the engine reads and writes files.
+defines the tensors, lora.py those of adapters, and tuning.py says which of them are trained. gradients.py and optimizer.py
+train them. The owner of the engine reads and writes files.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.config import Config, Tensor
+from asynctile.layers.config import STATES_NBYTES, WEIGHT_NBYTES, Config, Tensor
+from asynctile.layers.lora import PREFIX, RANK, LoRA, title_of
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.tuning import WHOLE, Tuning
 from asynctile.program.precision import BF16, FP32, compute_dtype
 from asynctile.storage.tile import Tile, corner
 
@@ -35,12 +40,16 @@ class Parameter:
 
     weights, exp_avg, exp_avg_sq: the tiles by (i, j), float32. copies: bf16 copies of the weights, if this is a matrix and the
     model computes in bf16. AdamW writes them together with the weights. compute: the tiles that operations read, `copies` if
-    there are any, otherwise `weights`. decay: whether AdamW decays the tensor. mean, std: the normal distribution of new
-    values; std 0: constant. transposed: whether the rows of a layer's weight are its outputs. title: the name without the
-    family's prefix.
+    there are any, otherwise `weights`. trains: whether the tensor is trained; if it is frozen, it has no moments. adapts:
+    whether it belongs to an adapter. decay: whether AdamW decays the tensor. mean, std: the normal distribution of new values;
+    bound: half the width of their uniform distribution; both 0: constant. transposed: whether the rows of a layer's weight are
+    its outputs. title: the name without the prefixes of adapters and of the family.
     """
 
-    def __init__(self, tensor: Tensor, rows: Split, columns: Split | None = None, *, title: str, copied: bool = False) -> None:
+    def __init__(
+        self, tensor: Tensor, rows: Split, columns: Split | None = None, *, title: str, copied: bool = False,
+        trains: bool = True,
+    ) -> None:
         self.name = tensor.name
         self.title = title
         self.rows = rows
@@ -49,18 +58,13 @@ class Parameter:
         self.transposed = tensor.transposed
         self.mean = tensor.mean
         self.std = tensor.std
+        self.bound = tensor.bound
+        self.adapts = tensor.name.startswith(PREFIX)
+        self.trains = trains
         self.shape = tuple(split.offsets[-1] for split in (rows, columns) if split is not None)
-        self.weights: dict[Key, Tile] = {}
-        self.exp_avg: dict[Key, Tile] = {}
-        self.exp_avg_sq: dict[Key, Tile] = {}
-        self.copies: dict[Key, Tile] = {}
-        for i, j in self.keys():
-            shape, label = self._shape(i, j), self.label(i, j)
-            self.weights[i, j] = Tile(label, shape, persistent=True)
-            self.exp_avg[i, j] = Tile(f"{label}.{MOMENTS[0]}", shape, persistent=True)
-            self.exp_avg_sq[i, j] = Tile(f"{label}.{MOMENTS[1]}", shape, persistent=True)
-            if copied:
-                self.copies[i, j] = Tile(f"{label}.bf16", shape, BF16, persistent=True)
+        self.weights = self._tiles()
+        self.exp_avg, self.exp_avg_sq = self._moments()
+        self.copies = self._tiles(".bf16", BF16) if copied else {}
         self.compute = self.copies or self.weights
 
     def __repr__(self) -> str:
@@ -94,6 +98,15 @@ class Parameter:
         """Return the part of a tile's array that belongs to the tensor, without padding."""
         return corner(array, tuple(part.stop - part.start for part in self.index(i, j)))
 
+    def tuned(self, trains: bool) -> Parameter:
+        """Return the same tensor, trained or not, with the same weight tiles."""
+        if trains == self.trains:
+            return self
+        other = copy(self)
+        other.trains = trains
+        other.exp_avg, other.exp_avg_sq = other._moments()
+        return other
+
     @property
     def inputs(self) -> int:
         """How many parts the inputs of a layer with this weight have."""
@@ -112,24 +125,41 @@ class Parameter:
     def _shape(self, i: int, j: int) -> tuple[int, ...]:
         return (self.rows.size(i),) if self.columns is None else (self.rows.size(i), self.columns.size(j))
 
+    def _tiles(self, suffix: str = "", dtype: Any = FP32) -> dict[Key, Tile]:
+        return {(i, j): Tile(self.label(i, j) + suffix, self._shape(i, j), dtype, persistent=True) for i, j in self.keys()}
+
+    def _moments(self) -> tuple[dict[Key, Tile], dict[Key, Tile]]:
+        exp_avg, exp_avg_sq = (self._tiles(f".{family}") if self.trains else {} for family in MOMENTS)
+        return exp_avg, exp_avg_sq
+
 
 class Parameters(Mapping[str, Parameter]):
-    """All tensors of a model by Hugging Face name, in the order of a forward pass.
+    """All tensors of a model by Hugging Face name, in the order of a forward pass, then those of its adapters by PEFT's name.
 
-    compute_dtype: the dtype that GEMMs and attention read and write (asynctile/program/precision.py).
+    compute_dtype: the dtype that GEMMs and attention read and write (asynctile/program/precision.py). tuning: says which
+    tensors are trained, and which layers have adapters. ValueError as `LoRA.layers`.
     """
 
-    def __init__(self, config: Config, tiling: Tiling, precision: str = "fp32") -> None:
+    def __init__(self, config: Config, tiling: Tiling, precision: str = "fp32", tuning: Tuning = WHOLE) -> None:
         self.config = config
         self.tiling = tiling
         self.compute_dtype = compute_dtype(precision)
+        self.tuning = tuning
         self._by_name: dict[str, Parameter] = {}
         self._by_title: dict[str, Parameter] = {}
-        for tensor in config.tensors():
-            cuts = [tiling[axis] for axis in tensor.axes]
-            copied = len(cuts) == 2 and self.compute_dtype != FP32
-            title = tensor.name.removeprefix(config.prefix)
-            self._by_name[tensor.name] = self._by_title[title] = Parameter(tensor, *cuts, title=title, copied=copied)
+        self._make(tuning.tensors(config))
+
+    def tuned(self, tuning: Tuning) -> Parameters:
+        """Return the tensors of the same model under a tuning that keeps its adapters, if it has any.
+
+        Both share the tiles of weights, and the moments of tensors that are trained in both.
+        """
+        other = copy(self)
+        other.tuning, other._by_name, other._by_title = tuning, {}, {}
+        for name, parameter in self.items():
+            other._take(parameter.tuned(tuning.trains(self.config, name)))
+        other._make(tensor for tensor in tuning.tensors(self.config) if tensor.name not in self)
+        return other
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]
@@ -139,6 +169,11 @@ class Parameters(Mapping[str, Parameter]):
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    @property
+    def lora(self) -> LoRA | None:
+        """The adapters of the model; None if it has none."""
+        return self.tuning.lora
 
     @property
     def head(self) -> Parameter:
@@ -162,6 +197,23 @@ class Parameters(Mapping[str, Parameter]):
         """Return the weight and the bias of a layer, such as "h.0.mlp.c_fc"; None if it has no bias."""
         return self.titled(f"{layer}.weight"), self.found(f"{layer}.bias")
 
+    def base(self) -> Iterator[Parameter]:
+        """Yield the tensors of the model without its adapters."""
+        return (parameter for parameter in self.values() if not parameter.adapts)
+
+    def adapters(self) -> Iterator[Parameter]:
+        """Yield the tensors of the adapters."""
+        return (parameter for parameter in self.values() if parameter.adapts)
+
+    def trained(self) -> Iterator[Parameter]:
+        """Yield the tensors that are trained."""
+        return (parameter for parameter in self.values() if parameter.trains)
+
+    @property
+    def states_nbytes(self) -> int:
+        """Bytes of all weights and of the moments of trained tensors, float32, without padding and bf16 copies."""
+        return sum(prod(item.shape) * (STATES_NBYTES if item.trains else WEIGHT_NBYTES) for item in self.values())
+
     def weights(self) -> Iterator[Tile]:
         """Yield every weight tile, and the bf16 copies if there are any."""
         for parameter in self._by_name.values():
@@ -169,10 +221,26 @@ class Parameters(Mapping[str, Parameter]):
             yield from parameter.copies.values()
 
     def states(self) -> Iterator[Tile]:
-        """Yield every persistent tile: weights, their bf16 copies if there are any, and both moments."""
+        """Yield every persistent tile: weights, their bf16 copies if there are any, and both moments of trained tensors."""
         for parameter in self._by_name.values():
             for tiles in (parameter.weights, parameter.copies, parameter.exp_avg, parameter.exp_avg_sq):
                 yield from tiles.values()
+
+    def _make(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            cuts = [self._cut(axis) for axis in tensor.axes]
+            copied = len(cuts) == 2 and self.compute_dtype != FP32
+            trains, title = self.tuning.trains(self.config, tensor.name), title_of(self.config, tensor.name)
+            self._take(Parameter(tensor, *cuts, title=title, copied=copied, trains=trains))
+
+    def _take(self, parameter: Parameter) -> None:
+        self._by_name[parameter.name] = self._by_title[parameter.title] = parameter
+
+    def _cut(self, axis: str) -> Split:
+        """Return the cut of an axis: that of the model, or a single part for the rank of its adapters."""
+        if axis == RANK and self.lora is not None:
+            return Split((0, self.lora.rank))
+        return self.tiling[axis]
 
 
 def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> NDArray[np.float32]:
@@ -182,7 +250,7 @@ def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> 
     any piece can be made alone, without the rest of the tensor.
     """
     shape = tuple(part.stop - part.start for part in index)
-    if not parameter.std:
+    if not parameter.std and not parameter.bound:
         return np.full(shape, parameter.mean, np.float32)
     key = int.from_bytes(hashlib.blake2b(f"{seed}/{parameter.name}".encode(), digest_size=16).digest(), "little")
     rows, columns = index
@@ -190,13 +258,23 @@ def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> 
     for i in range(rows.start // BLOCK, -(-rows.stop // BLOCK)):
         for j in range(columns.start // BLOCK, -(-columns.stop // BLOCK)):
             generator = np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, j, i], np.uint64)))
-            block = generator.standard_normal((BLOCK, BLOCK), np.float32)
+            block = _drawn(generator, parameter)
             to_rows, from_rows = _overlap(rows, i)
             to_columns, from_columns = _overlap(columns, j)
             piece[to_rows, to_columns] = block[from_rows, from_columns]
-    piece *= np.float32(parameter.std)
+    piece *= np.float32(parameter.bound or parameter.std)
     piece += np.float32(parameter.mean)
     return piece
+
+
+def _drawn(generator: np.random.Generator, parameter: Parameter) -> NDArray[np.float32]:
+    """Return a block of values from -1 to 1, or of the standard normal distribution."""
+    if not parameter.bound:
+        return generator.standard_normal((BLOCK, BLOCK), np.float32)
+    block = generator.random((BLOCK, BLOCK), np.float32)
+    block *= np.float32(2.0)
+    block -= np.float32(1.0)
+    return block
 
 
 def _overlap(part: slice, block: int) -> tuple[slice, slice]:

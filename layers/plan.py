@@ -187,7 +187,7 @@ def plan_step(
         tile=step.parameters.tiling.tile,
         row_tokens=step.parameters.tiling.row_tokens,
         parameters=config.parameter_count,
-        states_bytes=config.states_nbytes,
+        states_bytes=step.parameters.states_nbytes,
         copies_bytes=sum(copy.nbytes for parameter in step.parameters.values() for copy in parameter.copies.values()),
         floor_bytes=step.floor_bytes,
         floor_operation=step.floor_operation,

@@ -19,6 +19,7 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.tuning import Tuning
 from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
@@ -57,13 +58,14 @@ def planned_step(
     # First, because this refuses a batch that is too large.
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)
     carriers = table(work.replicas, machine.devices)
-    floor = _floor(config, tiling, machine)
+    work.tuning.check(config)
+    floor = _floor(config, tiling, machine, work.tuning)
     stage("choosing how many passes rows take and which activations are kept")
-    parameters = Parameters(config, tiling, machine.precision)
+    parameters = Parameters(config, tiling, machine.precision, work.tuning)
     standing = list(parameters.states())
     floor_bytes, floor_operation = floor.floor_nbytes, floor.what
     if not (machine.has_link or machine.spill):
-        least = Activations(work.kind, config, tiling, rows, machine.precision).counts(
+        least = Activations(work.kind, config, tiling, rows, machine.precision, work.tuning).counts(
             kept_if(work.recompute is not False, config)
         )
         floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(standing) + least)
@@ -81,11 +83,12 @@ def planned_step(
                        floor_bytes=floor_bytes, floor_operation=floor_operation)  # fmt: skip
 
 
-def _floor(config: Config, tiling: Tiling, machine: Machine) -> Demand:
+def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning) -> Demand:
     """Return the demand of the most demanding operation. BudgetError if a tier that tiles can leave has a smaller cap."""
     host = machine.host_nbytes
     cap = machine.cap(host)
-    floor = floor_demand(config, tiling.tile, machine.grain, machine.precision).rounded(machine.grain.alignment)
+    demand = floor_demand(config, tiling.tile, machine.grain, machine.precision, tuning)
+    floor = demand.rounded(machine.grain.alignment)
     if machine.spill and machine.has_link and host is not None:
         floor.rounded(PAGE).passing().check(host, "host_memory")
     if machine.spill and not machine.has_link:

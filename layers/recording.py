@@ -5,7 +5,7 @@ The layers record operations, step.py defines their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ class Recording:
     tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / the number of targets that
     count. scale and gradients exist only if there is a backward pass. cached: by row tile; None if rows are whole sequences.
     product: the operation that multiplies matrices. wanted: the rows whose logits are fetched, the first of each row tile.
+    adapters: the adapters of layers that are recorded in part, by direction, layer and first row tile (adapter.py).
     """
 
     cached: Sequence[Cached] | None = None
@@ -88,6 +89,7 @@ class Recording:
         self.config = parameters.config
         self.tiling = parameters.tiling
         self.rows = self.wanted = rows
+        self.adapters: dict[Hashable, Any] = {}
         self.tokens = self._by_row("tokens")
         self.targets: list[Tile] = [] if kind in ("logits", "decode") else self._by_row("targets")
         self.backward = kind not in ("loss", "logits", "decode")

@@ -223,12 +223,13 @@ class Serving:
 
     async def _program(self, weights: Weights, rows: int, pages: tuple[int, ...]) -> Program:
         """Return the decode program of these buckets, recorded in a thread if there is none yet. pages: by device."""
-        key = (weights, rows, pages)
+        parameters = weights.parameters
+        key = (weights, parameters.tuning, rows, pages)
         found = self._programs.kept(key)
         if found is not None:
             return found
         wanted = min(rows, self._most)
-        record = partial(record_decode, weights.parameters, self.caches, rows=rows, pages=pages, wanted=wanted)
+        record = partial(record_decode, parameters, self.caches, rows=rows, pages=pages, wanted=wanted)
         return await self._runtime.compute(self._programs.get, key, record)
 
     def _demand(self, weights: Weights, program: Program, pages: Sequence[int]) -> Demand:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from asynctile.layers.model_state import ModelState
+from asynctile.layers.parameters import Parameters
 from asynctile.layers.versions import Version, Versions
 
 
@@ -16,8 +17,11 @@ class InPlace:
 
     def __init__(self, model: ModelState) -> None:
         self.runtime = model.runtime
-        self.parameters = model.parameters
         self.newest = model
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.newest.parameters
 
     async def open(self) -> None:
         self.newest.check_whole("serve")

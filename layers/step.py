@@ -1,20 +1,22 @@
 """The order of a step: `record` turns a model of any family and the shape of a batch into a program.
 
 The order is layer-major. Every pass of row tiles goes through a block before the next block begins, so that its weights are
-loaded once. Backward does the same in reverse. A block whose activations were not kept is recomputed right before its backward,
-while its weights are there. Nothing is computed here; the engine runs the program. architecture.py defines the block and what
-comes before and after all blocks. arrangement.py chooses the passes, and how many parts keep their activations.
+loaded once. Backward does the same in reverse, down to the lowest block that trains anything. A block whose activations were
+not kept is recomputed right before its backward, while its weights are there. Nothing is computed here; the engine runs the
+program. architecture.py defines the block and what comes before and after all blocks. arrangement.py chooses the passes, and
+how many parts keep their activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.architectures import architecture_of
 from asynctile.layers.carriers import carried, carried_forward
-from asynctile.layers.config import Config
+from asynctile.layers.config import Config, Tensor
+from asynctile.layers.lora import adapted_by
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Rows
@@ -110,11 +112,14 @@ def _backward(
     dx: Grid,
     begins: list[int],
 ) -> None:
-    """Record the way from the gradient of the last block's output back to the embeddings."""
+    """Record the way from the gradient of the last block's output back to the embeddings, or as far down as anything trains."""
     section = recording.program.section
     phase = "backward and update" if recording.program.name == "step" else "backward"
+    lowest = lowest_trained(recording.parameters)
     for layer in reversed(range(recording.config.n_layer)):
         begins.append(len(recording.program))
+        if layer < lowest:
+            continue
         for number, rows in enumerate(recording.rows.passes):
             section(phase, _named(layer, number, recording))
             whole = kept.get((layer, number)) or architecture.block.again(recording, rows, layer, x[layer])
@@ -122,6 +127,19 @@ def _backward(
     begins.append(len(recording.program))
     section(phase, "embedding")
     architecture.embedding.backward(recording, dx)
+
+
+def lowest_trained(parameters: Parameters) -> int:
+    """Return the first block that backward visits: 0 if an embedding trains, n_layer if only the end of the model does."""
+    config = parameters.config
+    trained = {adapted_by(parameter.name) for parameter in parameters.trained()}
+
+    def trains(tensors: Iterable[Tensor]) -> bool:
+        return any(tensor.name in trained for tensor in tensors)
+
+    blocks = range(config.n_layer)
+    return 0 if trains(config.first_tensors()) else next(
+        (layer for layer in blocks if trains(config.block_tensors(layer))), config.n_layer)
 
 
 def _named(layer: int, number: int, recording: Recording) -> str:

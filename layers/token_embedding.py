@@ -21,7 +21,9 @@ def forward(recording: Recording, weight: Parameter, x: Grid) -> None:
 
 
 def backward(recording: Recording, weight: Parameter, dx: Grid) -> None:
-    """Compute the gradient of the weight from dx (R, C); its update is the last one of the step."""
+    """Compute the gradient of the weight from dx (R, C); its update is the last one of the step. A frozen weight has none."""
+    if not weight.trains:
+        return
     gradients, add = recording.gradients, recording.program.add
     for v, (begin, _) in enumerate(weight.rows):
         for k in recording.columns:

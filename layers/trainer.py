@@ -14,7 +14,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from asynctile.layers.data_state import kept
 from asynctile.layers.feed import Steps
 from asynctile.layers.guesses import answering
 from asynctile.layers.keeping import Keeping
+from asynctile.layers.lora import LoRA
 from asynctile.layers.model import Model, model_of, model_state_of
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
@@ -43,6 +44,7 @@ from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
 from asynctile.layers.telling import tell_data_ended, tell_step
+from asynctile.layers.tuning import checked_freeze
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.rates import measure_gemms
@@ -76,11 +78,16 @@ class Trainer:
         compute. No result depends on it.
     update: where AdamW runs: "device", "host" (in RAM, so that moments never move and a gradient moves once) or "auto", which
         splits by the engine's rates. Without effect on cpu.
+    adapters: new adapters for the model, which are then trained alone. None: those that it has, or the whole model.
+    freeze: patterns of tensor names, as in the module fnmatch and with or without the family's prefix, such as ("wte*",).
+        These tensors are not trained. (): as for the model's other trainers.
 
     ValueError for any other setting, TypeError for another object.
 
     Moments and step_count belong to the model: another Trainer of it goes on with both, under settings of its own, and several
     may take turns. A learning-rate schedule counts the updates of the model. To begin anew, call save_pretrained and load that.
+    So do adapters and frozen tensors belong to the model, which has no moments of a frozen tensor: ValueError for other ones
+    after the first step.
 
     skipped_count: steps that this trainer skipped because a loss or a clipped gradient was not finite.
     last_report: the report of this trainer's last step that counted, also if its caller was cancelled; None before the first.
@@ -98,16 +105,20 @@ class Trainer:
         replicas: int = 1,
         recompute: bool | str = AUTO,
         update: str = "auto",
+        adapters: LoRA | None = None,
+        freeze: Collection[str] = (),
     ) -> None:
         state = model_state_of(model)
         if optimizer is not None:
             check_kind("optimizer", optimizer, AdamW, "an AdamW, or None for AdamW()")
+        if adapters is not None:
+            check_kind("adapters", adapters, LoRA, "a LoRA, or None")
         self._settings = Settings(
             clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
         self.update: str = check_update(update)
         #: the device of each replica
         self._carriers = table(replicas, state.runtime.devices)
-        state.train()
+        state.train(adapters, checked_freeze(freeze))
         if model.config.has_dropout:
             warnings.warn("the model's config asks for dropout, which is kept for saving and never applied", stacklevel=2)
         self.model = model
@@ -152,6 +163,11 @@ class Trainer:
         """Whether backward computes activations again, as given: True, False or "auto"."""
         return self._settings.recompute
 
+    @property
+    def freeze(self) -> tuple[str, ...]:
+        """The patterns of the model's frozen tensors, as given to this trainer or another one."""
+        return self._state.tuning.freeze
+
     async def step(self, tokens: ArrayLike, targets: ArrayLike) -> StepReport:
         """Update the model once, from int arrays (B, T); targets of -100 are ignored.
 
@@ -169,6 +185,7 @@ class Trainer:
         kind = self._kind
         async with self._state.changing.held():
             self._state.check_whole("step")
+            await self._state.tuned()
             rows, inputs, count = await self._cut(tokens, targets)
 
             async def run(rows: Rows, kept: int) -> StepReport:
@@ -196,12 +213,13 @@ class Trainer:
                      partial(tell_data_ended, self._runtime, self.model.name))
 
     async def gradients(self, tokens: ArrayLike, targets: ArrayLike) -> dict[str, NDArray[np.float32]]:
-        """Return every gradient by parameter name, float32; nothing is updated."""
+        """Return the gradient of every trained tensor by name, float32; nothing is updated."""
 
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self._state.changing.held():
+                await self._state.tuned()
                 rows, inputs, _ = await self._cut(tokens, targets)
-                outputs = {name: np.empty(item.shape, np.float32) for name, item in self._state.parameters.items()}
+                outputs = {item.name: np.empty(item.shape, np.float32) for item in self._state.parameters.trained()}
 
                 async def run(rows: Rows, kept: int) -> None:
                     await self._state.run(await self._recorded("gradients", rows, kept), inputs, outputs)
@@ -222,6 +240,7 @@ class Trainer:
 
         async def job() -> float | None:
             async with self._state.changing.held():
+                await self._state.tuned()
                 rows = self._rows(batch_size, seq_len)
 
                 async def run(rows: Rows, kept: int) -> float | None:
@@ -253,6 +272,7 @@ class Trainer:
         async def job() -> None:
             async with self._state.changing.held():
                 self._state.check_whole("save")
+                await self._state.tuned()
                 await self.saved()
                 await self._state.prepare_moments()
                 training = Training(settings=self._settings, optimizer=self.optimizer, step_count=self.step_count,

@@ -9,7 +9,7 @@ Their bytes are tiles of the share and count against its caps. serving.py reads 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from time import perf_counter
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from asynctile.errors import AsynctileError, TornModelError
 from asynctile.execute.job import Job
 from asynctile.layers.model_state import ModelState
 from asynctile.layers.parameters import Parameters
+from asynctile.layers.tuning import Tuning
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.runtime import Runtime
@@ -37,11 +38,13 @@ log = logging.getLogger(__name__)
 class Version:
     """One copy of a model's weights on the share of `runtime`.
 
-    name: the model's. number: how many updates the model had when the copy was made; None if the copy is not whole. readers:
+    name: the model's. number: the model's `version` when the copy was made; None if the copy is not whole. readers:
     how many texts use it.
     """
 
-    def __init__(self, runtime: Runtime, name: str, parameters: Parameters, beside: Sequence[Tile] = ()) -> None:
+    def __init__(
+        self, runtime: Runtime, name: str, parameters: Parameters, beside: Callable[[], Iterable[Tile]] = tuple
+    ) -> None:
         self.runtime = runtime
         self.name = name
         self.parameters = parameters
@@ -58,6 +61,14 @@ class Version:
         """Yield the version's weights and their copies in another precision, in the order of `ModelState.weights`."""
         return self.parameters.weights()
 
+    def tune(self, tuning: Tuning) -> bool:
+        """Make room for the model's adapters while no text reads the version; return whether its tiles are others now."""
+        if tuning == self.parameters.tuning:
+            return False
+        self.parameters = self.parameters.tuned(tuning)
+        self._demands.clear()
+        return True
+
     def check_whole(self, wish: str) -> None:
         """Raise TornModelError if the version's bytes were lost. wish: the work that needs them, for the message."""
         if self.number is None:
@@ -67,7 +78,7 @@ class Version:
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
         """Return what the program demands of an arena in addition to all versions and `also`, its own tiles; measured once."""
         if program not in self._demands:
-            self._demands[program] = demand_of([program], chain(self._beside, also))
+            self._demands[program] = demand_of([program], chain(self._beside(), also))
         return self._demands[program]
 
     async def abandon(self, run: Job, why: BaseException | None = None) -> None:
@@ -87,23 +98,30 @@ class Versions:
     def __init__(self, model: ModelState, runtime: Runtime, *, follows: bool = True) -> None:
         self.model = model
         self.runtime = runtime
-        parameters = [
+        parameters = (
             Parameters(model.config, model.tiling, model.runtime.life.precision) for _ in range(VERSIONS if follows else 1)
-        ]
-        standing = list(chain.from_iterable(one.weights() for one in parameters))
-        self.all = [Version(runtime, model.name, one, standing) for one in parameters]
+        )
+        self.all = [Version(runtime, model.name, one, self._standing) for one in parameters]
         self.newest = self.all[0]
-        self.parameters = self.newest.parameters
         #: how long the last publishing took, successful or not, and when it ended
         self._took_s, self._ended_at = 0.0, 0.0
         self._is_over = False
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.newest.parameters
+
+    def _standing(self) -> Iterator[Tile]:
+        return chain.from_iterable(version.tiles() for version in self.all)
 
     async def open(self) -> None:
         """Make the first version, on the engine's loop. BudgetError if the share cannot hold all versions; TornModelError."""
         async with self.model.changing.held():
             self.model.check_whole("serve")
             self._is_over = False
-            await self.runtime.reserve(demand_of([], chain.from_iterable(version.tiles() for version in self.all)))
+            for version in self.all:
+                version.tune(self.model.parameters.tuning)
+            await self.runtime.reserve(demand_of([], self._standing()))
             await self._publish(self.newest)
             self.model.followers.append(self.follow)
 
@@ -136,18 +154,20 @@ class Versions:
         self._is_over = True
         if self.follow in self.model.followers:
             self.model.followers.remove(self.follow)
-        await self.runtime.release(chain.from_iterable(version.tiles() for version in self.all))
+        await self.runtime.release(self._standing())
 
     async def _renew(self) -> bool:
         """Do the work of `publish`, inside `changing`."""
         if self._is_over:
             return False
-        if self.newest.number == self.model.step_count:
+        if self.newest.number == self.model.version:
             return True
         free = next((version for version in self.all if version is not self.newest and not version.readers), None)
         if free is None:
             return False
         self.model.check_whole("publish")
+        if free.tune(self.model.parameters.tuning):
+            await self.runtime.reserve(demand_of([], self._standing()))
         await self._publish(free)
         return self.newest is free
 
@@ -165,7 +185,7 @@ class Versions:
                 if self._is_over:  # closed meanwhile: tiles stored now would never be freed
                     return
                 await self.runtime.store(zip(targets, values, strict=True))
-            version.number = self.model.step_count
+            version.number = self.model.version
             self.newest = version
         finally:  # a failed publishing may take long as well
             self._ended_at = perf_counter()

@@ -111,8 +111,9 @@ class Model:
                 self.interpreter.arrays[tile] = np.array(piece, np.float32, order="C")
                 if key in parameter.copies:
                     self.interpreter.arrays[parameter.copies[key]] = to_bf16(piece)
-                for moment in (parameter.exp_avg[key], parameter.exp_avg_sq[key]):
-                    self.interpreter.arrays[moment] = np.zeros(tile.shape, np.float32)
+                for moments in (parameter.exp_avg, parameter.exp_avg_sq):
+                    if parameter.trains:
+                        self.interpreter.arrays[moments[key]] = np.zeros(tile.shape, np.float32)
 
     def state(self, family: str = "weights") -> dict[str, Array]:
         """Return whole tensors of "weights", "exp_avg" or "exp_avg_sq" by name."""
@@ -141,7 +142,7 @@ class Model:
         passes: int | None = None,
     ) -> tuple[float, dict[str, Array]]:
         rows = self._rows(tokens, micro_batches, replicas, passes)
-        gradients = {name: np.full(p.shape, np.nan, np.float32) for name, p in self.parameters.items()}
+        gradients = {item.name: np.full(item.shape, np.nan, np.float32) for item in self.parameters.trained()}
         program = record("gradients", self.parameters, rows, kept=kept)
         numbers = self._run(program, rows, tokens, targets, outputs=gradients)
         return _mean_loss(numbers, targets), gradients

@@ -50,6 +50,7 @@ class GPT2Config(Config):
 
     model_type: ClassVar[str] = "gpt2"
     prefix: ClassVar[str] = "transformer."
+    lora_targets: ClassVar[tuple[str, ...]] = ("c_attn",)
 
     n_layer: int = 12
     """Number of blocks."""

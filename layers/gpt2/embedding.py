@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from asynctile.layers import token_embedding
+from asynctile.layers.parameters import Parameter
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
 from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, fill
@@ -22,8 +23,14 @@ def forward(recording: Recording) -> Grid:
 
 
 def backward(recording: Recording, dx: Grid) -> None:
-    """Compute the gradients of wpe, then of wte."""
+    """Compute the gradients of wpe, then of wte; a frozen one has none."""
     wpe = recording.parameters.titled(WPE)
+    if wpe.trains:
+        _positions_backward(recording, wpe, dx)
+    token_embedding.backward(recording, recording.parameters.titled(WTE), dx)
+
+
+def _positions_backward(recording: Recording, wpe: Parameter, dx: Grid) -> None:
     gradients = recording.gradients
     add, by_replica = recording.program.add, recording.rows.by_replica
     for p, (begin, end) in enumerate(wpe.rows):
@@ -36,7 +43,6 @@ def backward(recording: Recording, dx: Grid) -> None:
                     add(embed_positions_backward(
                         dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
                 gradients.settle(wpe, rows[-1], p, k)
-    token_embedding.backward(recording, recording.parameters.titled(WTE), dx)
 
 
 def _positions(recording: Recording, x: Grid) -> None:

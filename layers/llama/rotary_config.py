@@ -32,6 +32,7 @@ class RotaryConfig(Config):
     """
 
     prefix: ClassVar[str] = "model."
+    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "v_proj")
     class_name: ClassVar[str]
     only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     published: ClassVar[Mapping[str, Any]] = {}

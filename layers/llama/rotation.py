@@ -52,10 +52,13 @@ def backward(
 def settle(recording: Recording, rows: Sequence[Row], dgains: Gains) -> None:
     """Add the contributions of all groups to the gradients of the gains, one row tile after another.
 
-    All heads of all groups share a gain. Summed by row tile first, its gradient does not depend on the number of passes.
+    All heads of all groups share a gain. Summed by row tile first, its gradient does not depend on the number of passes. The
+    contributions to a frozen gain are left: the operation that computes them computes other gradients too.
     """
     for title, dgain in dgains.items():
         gain = recording.parameters.titled(title)
+        if not gain.trains:
+            continue
         for row in rows:
             total, begun = recording.gradients.open(gain, 0)
             recording.program.add((ops.add if begun else ops.copy)(dgain[row.index, 0], total))

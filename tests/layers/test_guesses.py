@@ -19,6 +19,7 @@ from asynctile.layers import (
     AdamW,
     GPT2Config,
     LlamaConfig,
+    LoRA,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -29,7 +30,7 @@ from asynctile.layers.guesses import ARGUMENTS, ATTRIBUTES
 from tests.layers.saving import BATCHES, trainer_on
 
 CONFIGS = (GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
-CLASSES: dict[str, Any] = {"Model": GPT2, **{cls.__name__: cls for cls in (Trainer, AdamW, Server, *CONFIGS)}}
+CLASSES: dict[str, Any] = {"Model": GPT2, **{cls.__name__: cls for cls in (Trainer, AdamW, LoRA, Server, *CONFIGS)}}
 
 GUESSES: list[tuple[Callable[[Trainer], Any], type[Exception], str]] = [
     (lambda trainer: trainer.train, AttributeError, r"'Trainer' object has no attribute 'train'; use trainer\.run\(batches\)"),
@@ -39,6 +40,7 @@ GUESSES: list[tuple[Callable[[Trainer], Any], type[Exception], str]] = [
     (lambda trainer: trainer.model.bogus, AttributeError, r"^'GPT2' object has no attribute 'bogus'$"),
     (lambda trainer: GPT2(trainer.model.engine, trainer.model.config), TypeError, r"make a model with await Model\.create"),
     (lambda trainer: AdamW(learning_rate=1), TypeError, r"AdamW.__init__\(\) has no argument 'learning_rate'; use lr"),
+    (lambda trainer: LoRA(r=8), TypeError, "no argument 'r'; use rank"),
     (lambda trainer: GPT2Config(n_positions=8), TypeError, "no argument 'n_positions'; use block_size"),
     (lambda trainer: Qwen3Config(n_embd=8), TypeError, "no argument 'n_embd'; use hidden_size"),
     (lambda trainer: LlamaConfig(num_hidden_layers=8), TypeError, "no argument 'num_hidden_layers'; use n_layer"),

@@ -65,9 +65,10 @@ async def lively(engine: Engine, shape: Shape, seed: int = 1) -> Model:
 
 async def moments_of(trainer: Trainer) -> Tensors:
     found = {}
-    for name, parameter in model_state_of(trainer.model).parameters.items():
+    state = model_state_of(trainer.model)
+    for parameter in state.parameters.trained():
         for family in ("exp_avg", "exp_avg_sq"):
-            found[f"{name}.{family}"] = await model_state_of(trainer.model).gather(parameter, getattr(parameter, family))
+            found[f"{parameter.name}.{family}"] = await state.gather(parameter, getattr(parameter, family))
     return found
 
 

@@ -13,7 +13,8 @@ MODULES = {
     "asynctile": ("Engine", "Share", "Events", "Statistics"),
     "asynctile.layers": (
         "Model", "GPT2", "GPT2Config", "LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config", "Trainer", "AdamW",
-        "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token", "Tokenizer", "ByteTokenizer", "open_tokenizer",
+        "LoRA", "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token", "Tokenizer", "ByteTokenizer",
+        "open_tokenizer",
     ),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
@@ -24,8 +25,8 @@ _ROTARY = tuple(f"asynctile.layers.{family}Config" for family in ("Llama", "Mist
 _USED = ("from_hf", "to_hf", "parameter_count", "states_nbytes", "flops_per_token", "summary")
 _INSIDE = (
     "attention_norms", "axes", "block_tensors", "check_variant", "class_name", "first_tensors", "has_bias", "has_dropout",
-    "head_size", "head_tensor", "key_heads", "last_tensors", "model_type", "norm_epsilon", "only", "prefix", "published",
-    "rotation", "tensors", "total",
+    "head_size", "head_tensor", "key_heads", "last_tensors", "lora_targets", "model_type", "norm_epsilon", "only", "prefix",
+    "published", "rotation", "tensors", "total",
 )  # fmt: skip
 
 #: Members of a class that a program uses, in the order of the page: methods, properties and attributes of instances. The
@@ -42,7 +43,7 @@ SHOWN = {
     "asynctile.Statistics": (),
     "asynctile.layers.Model": (
         "create", "from_pretrained", "save_pretrained", "generate", "serve", "logits", "loss", "state_dict", "release",
-        "companions", "name", "config", "engine", "step_count", "torn", "last_checkpoint",
+        "companions", "adapter", "name", "config", "engine", "step_count", "torn", "last_checkpoint",
     ),
     "asynctile.layers.GPT2": (),
     "asynctile.layers.GPT2Config": (
@@ -51,9 +52,11 @@ SHOWN = {
     **dict.fromkeys(_ROTARY, _USED),
     "asynctile.layers.Trainer": (
         "step", "run", "gradients", "save", "saved", "saving", "load", "gemm_rate", "model", "optimizer", "clip_norm",
-        "micro_batches", "replicas", "recompute", "update", "step_count", "skipped_count", "last_report", "data_state",
+        "micro_batches", "replicas", "recompute", "update", "freeze", "step_count", "skipped_count", "last_report",
+        "data_state",
     ),
     "asynctile.layers.AdamW": ("rate",),
+    "asynctile.layers.LoRA": ("scaling",),
     "asynctile.layers.StepReport": ("as_dict",),
     "asynctile.layers.Server": ("generate", "publish", "aclose"),
     # Its vocab_size and fingerprint are those of Tokenizer.
@@ -65,15 +68,17 @@ SHOWN = {
 INTERNAL = {
     "asynctile.layers.GPT2Config": (
         "axes", "block_tensors", "first_tensors", "has_dropout", "head_size", "head_tensor", "inner", "last_tensors",
-        "model_type", "norm_epsilon", "prefix", "tensors", "total",
+        "lora_targets", "model_type", "norm_epsilon", "prefix", "tensors", "total",
     ),
     **dict.fromkeys(_ROTARY, _INSIDE),
     "asynctile.layers.AdamW": ("hyper",),
+    "asynctile.layers.LoRA": ("layers", "tensors"),
     "asynctile.layers.StepReport": ("between",),
 }  # fmt: skip
 
 #: Classes that a program makes by calling them; the page shows no arguments for the others.
 CONSTRUCTED = {
     "asynctile.Engine", "asynctile.layers.GPT2Config", "asynctile.layers.Trainer", "asynctile.layers.AdamW",
-    "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.metrics.EngineCollector", *_ROTARY,
+    "asynctile.layers.LoRA", "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.metrics.EngineCollector",
+    *_ROTARY,
 }  # fmt: skip

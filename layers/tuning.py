@@ -1,0 +1,92 @@
+"""The part of a model that is trained: `Tuning`. Pure.
+
+A model is trained whole, or its adapters alone, in both cases without the tensors that patterns freeze. A frozen tensor has no
+moments and no gradient. lora.py defines adapters, parameters.py the tiles of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import chain
+
+from asynctile.layers.config import Config, Tensor
+from asynctile.layers.lora import PREFIX, LoRA, checked_names, layer_of, title_of
+from asynctile.storage.input import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The trained part of a model.
+
+    lora: the adapters, which are then trained alone; None: there are none. freeze: patterns, as in the module fnmatch, of the
+    names of further tensors that are not trained, with or without the family's prefix.
+    """
+
+    lora: LoRA | None = None
+    freeze: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "freeze", checked_freeze(self.freeze))
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError if a target names no layer, a pattern no tensor, or if nothing is left to train."""
+        found = [tensor.name for tensor in self.tensors(config)]
+        for pattern in self.freeze:
+            if not any(_matches(pattern, config, name) for name in found):
+                raise ValueError(f"freeze has {shown(pattern)}, which matches no tensor of a {config.model_type}; its tensors "
+                                 f"have names such as {found[0]}")
+        if not any(self.trains(config, name) for name in found):
+            raise ValueError(f"freeze is {shown(self.freeze)}, which leaves nothing to train; leave out a pattern")
+
+    def tensors(self, config: Config) -> Iterator[Tensor]:
+        """Yield the tensors of the model, then those of its adapters."""
+        return chain(config.tensors(), () if self.lora is None else self.lora.tensors(config))
+
+    def trains(self, config: Config, name: str) -> bool:
+        """Return whether the tensor of this name is trained."""
+        if self.lora is not None and not name.startswith(PREFIX):
+            return False
+        return not any(_matches(pattern, config, name) for pattern in self.freeze)
+
+    def of_one_block(self, config: Config) -> Tuning:
+        """Return the tuning of the model of one block that stands for every block of a model of this configuration.
+
+        Its block trains a tensor, or has an adapter, if any block does.
+        """
+        if self == WHOLE:
+            return self
+        one, lora = replace(config, n_layer=1), self.lora
+        twins = list(zip(*(config.block_tensors(layer) for layer in range(config.n_layer)), strict=True))
+        if lora is not None:
+            chosen = {tensor.name for tensor in lora.layers(config)}
+            found = (layer_of(one, same[0]) for same in twins if any(tensor.name in chosen for tensor in same))
+            lora = replace(lora, targets=tuple(found), seed=0)
+        by_name = {same[0].name: [tensor.name for tensor in same] for same in twins}
+        frozen = (tensor.name for tensor in Tuning(lora).tensors(one) if not self._trains_any(config, tensor.name, by_name))
+        return Tuning(lora, tuple(frozen) if self.freeze else ())
+
+    def _trains_any(self, config: Config, name: str, twins: dict[str, list[str]]) -> bool:
+        """Return whether a tensor of the one-block model is trained in any block.
+
+        twins: the names of a block's tensors in all blocks, by those in the first.
+        """
+        for first, same in twins.items():
+            stem = first.removesuffix(".weight")
+            if name == first or name.startswith(f"{PREFIX}{stem}."):
+                return any(self.trains(config, name.replace(stem, twin.removesuffix(".weight"))) for twin in same)
+        return self.trains(config, name)
+
+
+#: A model that is trained whole.
+WHOLE = Tuning()
+
+
+def checked_freeze(freeze: object) -> tuple[str, ...]:
+    """Return patterns of tensor names as a tuple; ValueError for anything else."""
+    return checked_names("freeze", freeze, "tensors, such as ('wte*', '*.bias')")
+
+
+def _matches(pattern: str, config: Config, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(title_of(config, name), pattern)
