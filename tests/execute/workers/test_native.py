@@ -43,6 +43,7 @@ def examples():
     yield "copy", rows[:2], (), False
     yield "add", rows[:2], (), False
     yield "fill", rows[:1], (-0.25,), False
+    yield "scale", rows[:1], (-0.25,), False
 
 
 @pytest.fixture(scope="module", autouse=True)
