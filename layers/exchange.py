@@ -10,11 +10,13 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
@@ -37,8 +39,22 @@ from asynctile.storage.tensors import TensorReader
 CONFIG = "config.json"
 #: How many other tensors a file may have: an untied head, other heads.
 FOREIGN = 16
-#: Two matrices are compared in pieces of at most this many bytes, as float32.
+#: Whole matrices are read in pieces of at most this many bytes, as float32.
 PIECE_NBYTES = 16 << 20
+#: So many values of each tensor count in a fingerprint.
+SAMPLE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The folder that weights were read from.
+
+    path: absolute. fingerprint: of the tensors: their names, their shapes, and SAMPLE values of each. Shards and dtypes do not
+    count, so models have the same fingerprint if one is a copy of the other.
+    """
+
+    path: str
+    fingerprint: str
 
 
 class Pretrained:
@@ -83,6 +99,25 @@ class Pretrained:
     def read(self, parameter: Parameter, key: tuple[int, int]) -> NDArray[np.float32]:
         """Return one tile of a parameter, float32."""
         return self._reader.read(self._names[parameter.name], parameter.index(*key))
+
+    def piece(self, name: str, index: tuple[slice, ...]) -> NDArray[np.float32]:
+        """Return a rectangle of one of our tensors, float32."""
+        return self._reader.read(self._names[name], index)
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype of one of our tensors as the file spells it."""
+        return self._reader.dtype(self._names[name])
+
+    def base(self) -> Base:
+        """Return the folder with its fingerprint, which takes one short read a tensor."""
+        digest = xxhash.xxh3_128()
+        for name, shape in shapes(self.config):
+            middle = shape[0] // 2 if len(shape) == 2 else 0
+            index = (slice(middle, middle + 1), slice(0, SAMPLE))[-len(shape) :]
+            digest.update(f"{name} {shape}".encode())
+            digest.update(self.piece(name, index).tobytes())
+            self._tick()
+        return Base(os.path.abspath(self.path), digest.hexdigest())
 
     def _match(self) -> dict[str, str]:
         """Return the file's name of each of our tensors. CheckpointError for missing tensors or other shapes."""
@@ -151,14 +186,19 @@ class Pretrained:
         self._reader.close()
 
 
-def check_place(final: Path) -> None:
-    """Raise ValueError if saving to `final` would replace something that is not an older save."""
+def check_place(final: Path, mark: str = CONFIG) -> None:
+    """Raise ValueError if saving to `final` would replace something that is not an older save.
+
+    mark: the file that an older save has. One of an adapter has no model beside it.
+    """
     if final.exists() and not final.is_dir():
         raise ValueError(f"{final} is a file; expected a folder or a path that does not exist yet")
-    if final.is_dir() and not (final / CONFIG).exists():
+    is_older = (final / mark).exists() and (mark == CONFIG or not (final / CONFIG).exists())
+    if final.is_dir() and not is_older:
+        kind = "model" if mark == CONFIG else "adapter alone"
         for foreign in final.iterdir():
             raise ValueError(
-                f"{final} contains {foreign.name} and no model, and a save replaces the whole folder; name a folder that is "
+                f"{final} contains {foreign.name} and no {kind}, and a save replaces the whole folder; name a folder that is "
                 "empty, does not exist yet or is an older save"
             )
 

@@ -30,7 +30,8 @@ _FIELDS = {
 #: Files that hold weights in another format, by the pattern of their names.
 _FORMATS = {
     "*.gguf": f"GGUF, which is mostly quantised; {_DENSE}, in the Hugging Face layout",
-    "adapter_config.json": "an adapter without its base model; merge it into the base by PEFT, and save that",
+    "adapter_config.json": "an adapter without its base model; merge it into the base with `asynctile merge`, or load the base "
+                           "and then the adapter",
     "pytorch_model*.bin": "pickled weights, which can run code; open them with transformers and save that model",
     "consolidated*": "weights in their makers' own layout; load the folder that the makers publish for transformers",
     "*.onnx": f"a model for ONNX; {_DENSE}, in the Hugging Face layout",

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
+from math import prod
 
 from asynctile.layers.config import Config, Tensor
-from asynctile.layers.lora import PREFIX, LoRA, checked_names, layer_of, title_of
+from asynctile.layers.lora import PREFIX, RANK, LoRA, checked_names, layer_of, title_of
 from asynctile.storage.input import shown
 
 
@@ -50,6 +51,18 @@ class Tuning:
             return False
         return not any(_matches(pattern, config, name) for pattern in self.freeze)
 
+    def counts(self, config: Config) -> tuple[int, int]:
+        """Return how many numbers are trained, and how many there are with those of the adapters."""
+        found = [(name, prod(shape)) for name, shape in self.shapes(config)]
+        return sum(count for name, count in found if self.trains(config, name)), sum(count for _, count in found)
+
+    def shapes(self, config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and shape of every tensor, as `tensors`."""
+        sizes = {name: axis.times * axis.size for name, axis in config.axes.items()}
+        if self.lora is not None:
+            sizes[RANK] = self.lora.rank
+        return ((tensor.name, tuple(sizes[axis] for axis in tensor.axes)) for tensor in self.tensors(config))
+
     def of_one_block(self, config: Config) -> Tuning:
         """Return the tuning of the model of one block that stands for every block of a model of this configuration.
 
@@ -79,10 +92,6 @@ class Tuning:
         return self.trains(config, name)
 
 
-#: A model that is trained whole.
-WHOLE = Tuning()
-
-
 def checked_freeze(freeze: object) -> tuple[str, ...]:
     """Return patterns of tensor names as a tuple; ValueError for anything else."""
     return checked_names("freeze", freeze, "tensors, such as ('wte*', '*.bias')")
@@ -90,3 +99,7 @@ def checked_freeze(freeze: object) -> tuple[str, ...]:
 
 def _matches(pattern: str, config: Config, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(title_of(config, name), pattern)
+
+
+#: A model that is trained whole.
+WHOLE = Tuning()

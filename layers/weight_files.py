@@ -48,7 +48,7 @@ async def write_model(
 
     dtype: a key of DTYPES. shard_nbytes: the most bytes in a file, beyond which there are several and an index; None: one file.
     """
-    await store_file(folder / CONFIG, _encoded(parameters.config, dtype), executor=files)
+    await store_file(folder / CONFIG, encoded(parameters.config, dtype), executor=files)
     for name, content in companions_to_write(parameters.config, companions).items():
         await store_file(folder / name, content, executor=files)
     nbytes = {name: prod(item.shape) * DTYPES[dtype].itemsize for name, item in parameters.items()}
@@ -99,7 +99,7 @@ async def write_checksums(folder: Path, files: Files, done: Callable[[int], obje
     await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
 
 
-def _encoded(config: Config, dtype: str) -> bytes:
+def encoded(config: Config, dtype: str) -> bytes:
     """Return config.json as bytes; ValueError if it would be read back as another configuration, or not at all."""
     values = config.to_hf()
     content = encode_json({**values, "dtype": dtype})
@@ -117,11 +117,12 @@ def _encoded(config: Config, dtype: str) -> bytes:
 
 
 async def write_tensors(
-    path: Path, parameters: Iterable[Parameter], families: tuple[str, ...], read: ReadTile, files: Files, dtype: str = FLOAT32
+    path: Path, parameters: Iterable[Parameter], families: tuple[str, ...], read: ReadTile, files: Files, dtype: str = FLOAT32,
+    *, metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write the tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` returns them.
 
-    dtype: a key of DTYPES. ValueError for a value that it does not reach.
+    dtype: a key of DTYPES. metadata: of the file, in addition to its format. ValueError for a value that dtype does not reach.
     """
     chosen = list(parameters)
     tensors: dict[str, Any] = {
@@ -132,7 +133,7 @@ async def write_tensors(
     unfinished = ExitStack()
 
     def begin() -> TensorWriter:
-        writer = TensorWriter(path, tensors, {"format": "pt"}, files.tick)
+        writer = TensorWriter(path, tensors, {"format": "pt", **(metadata or {})}, files.tick)
         unfinished.callback(writer.discard)  # does nothing once the writer is closed
         return writer
 

@@ -202,6 +202,8 @@ class TensorReader:
         except BaseException:
             file.close()
             raise
+        if not found:
+            file.close()
         self.files.append(path.name)
         self._entries |= found
         self._files |= dict.fromkeys(found, (path, file))

@@ -30,7 +30,8 @@ from asynctile.cli.stress.inputs.site import Site
 from asynctile.cli.stress.inputs.trial import End
 from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError
-from asynctile.layers import Trainer
+from asynctile.layers import GPT2Config, Trainer
+from asynctile.layers.adapter_files import AdapterFiles, base_named_in
 from asynctile.layers.data import Batches
 from asynctile.layers.data_source import open_source
 from asynctile.layers.exchange import Pretrained
@@ -38,7 +39,10 @@ from asynctile.layers.report import number_in
 from asynctile.layers.tokenizer import open_tokenizer
 from asynctile.layers.tokens import open_tokens
 from asynctile.storage.checksums import CHECKSUMS, check_files
+from tests.layers.adapters import layers_of, tensors_of, write
 
+#: The base of the adapter.
+BASE = GPT2Config(n_layer=1, n_head=1, n_embd=4, block_size=3, vocab_size=5)
 #: Text from a file is cut before it goes into a message.
 LONGEST_MESSAGE = 2500
 
@@ -58,6 +62,13 @@ class Case:
 def _read_model(folder: Path) -> None:
     with Pretrained(folder):
         pass
+
+
+def _read_adapter(folder: Path) -> None:
+    base_named_in(folder)
+    with AdapterFiles(folder, BASE) as found:
+        for layer in layers_of(BASE, "c_attn"):
+            found.piece(layer, "lora_A", ())
 
 
 def _read_checkpoint(folder: Path) -> None:
@@ -107,10 +118,12 @@ def cases() -> dict[str, Case]:
     with tempfile.TemporaryDirectory() as name:
         prey = Prey(Path(name), lambda words: End(status=main(words), out=b"", err=b"", seconds=0, nbytes=0))
         run = prey.original("run")
+        adapter = write(Path(name) / "adapter", tensors_of(BASE, 2, "c_attn"), 2, "c_attn")
         saved = ("config.json", "model.safetensors", "optimizer.safetensors", "trainer.json")
         return {
             "model": Case(_files(prey.original("model"), *saved), _read_model),
             "shards": Case(_files(prey.original("shards"), "config.json", "model*"), _read_model),
+            "adapter": Case(_files(adapter, "*"), _read_adapter),
             "checkpoint": Case(_files(run / NEWEST, *saved), _read_checkpoint),  # no checksums: damage gets further
             "checksums": Case(_files(run / NEWEST, *saved, CHECKSUMS), lambda it: check_files(it, saved, limit=1 << 26)),
             "run": Case(_files(run, "run.json", "metrics.jsonl"), _read_run, named=False),  # options as typed
