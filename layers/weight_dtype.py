@@ -17,6 +17,8 @@ from asynctile.storage.input import shown
 FLOAT32 = "float32"
 #: By the name in config.json, which is PyTorch's: the dtype in the file. bfloat16 is stored as its bits.
 DTYPES: dict[str, np.dtype[Any]] = {FLOAT32: FP32, "float16": np.dtype(np.float16), "bfloat16": BF16}
+#: The same names by the dtype of a file (asynctile/storage/header.py). float64 is wider than anything that is saved.
+NAMES = {"F64": FLOAT32, "F32": FLOAT32, "F16": "float16", "BF16": "bfloat16"}
 #: The largest number of each dtype that is narrower than float32.
 LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
 
