@@ -1,8 +1,10 @@
-"""Checkpoints of a trainer: a model folder that also holds the moments and the state of the training.
+"""Checkpoints of a trainer: a folder with weights, moments and the state of the training.
 
-model.safetensors and config.json make the folder loadable as a model. optimizer.safetensors holds the moments by parameter
-name, trainer.json everything else, checksums.json the checksum of each of these files. The folder is written beside its final
-place, synced and renamed (storage/folder.py), either at once or from a snapshot while training goes on (snapshot.py).
+Of a model that is trained whole, the folder is a model folder: config.json and model.safetensors make it loadable as a model.
+Of an adapted model it is the folder of an adapter (adapter_files.py): its base is not copied, trainer.json says where it is.
+optimizer.safetensors holds the moments by parameter name, trainer.json (training_state.py) everything else, checksums.json the
+checksum of each of these files. The folder is written beside its final place, synced and renamed (storage/folder.py), either at
+once or from a snapshot while training goes on (snapshot.py).
 
 Everything that makes a resumed training bitwise equal is here: weights, moments, the number of updates and skipped steps, the
 settings, and the position in the data. The data is the only part with random state (Batches.state_dict).
@@ -12,30 +14,38 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, fields
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
-from typing import Any, TypeGuard
-
-from threadpoolctl import threadpool_info
+from typing import Any
 
 from asynctile.errors import CheckpointError
+from asynctile.layers.adapter_files import ADAPTER_CONFIG, AdapterFiles, write_adapter
 from asynctile.layers.carriers import table
-from asynctile.layers.companions import Companions, checked
-from asynctile.layers.config import Config
-from asynctile.layers.exchange import CONFIG, Pretrained, check_place, replaced
-from asynctile.layers.layout import tensor_count
+from asynctile.layers.companions import checked
+from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.layers.exchange import CONFIG, Base, Pretrained, check_place, replaced
 from asynctile.layers.model_state import ModelState
-from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.saving import Counted, Progress
-from asynctile.layers.settings import Settings, Training
+from asynctile.layers.settings import Training
 from asynctile.layers.snapshot import Snapshot
 from asynctile.layers.telling import told_save
+from asynctile.layers.training_state import (
+    TRAINER,
+    Foundation,
+    arithmetic_of,
+    check_format,
+    check_state,
+    encoded,
+    state_of,
+    surroundings,
+    training_in,
+    warn_of_changes,
+)
+from asynctile.layers.tuning import Tuning, checked_freeze
 from asynctile.layers.weight_files import tensor_name, write_checksums, write_model, write_tensors
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -43,31 +53,10 @@ from asynctile.runtime import Runtime
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.documents import load_json, store_file
-from asynctile.storage.folder import encode_json
-from asynctile.storage.input import parse_json, shown
 from asynctile.storage.tensors import TensorReader
 from asynctile.storage.tile import Tile
 
-#: Format 2: recompute may be "auto". Format 3: the optimizer records how its learning rate decays. Format 4: replicas.
-FORMAT = 4
-TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
-SETTINGS, COUNTS = tuple(item.name for item in fields(Settings)), ("step_count", "skipped_count")
-#: The keys that trainer.json must have besides "format".
-STATE = {*SETTINGS, *COUNTS, "optimizer", "tile", "data_state", "surroundings"}
-LIBRARIES = ("numpy", "scipy", "numba")
-
-
-def surroundings() -> dict[str, str]:
-    """Return everything outside the program that bits depend on: library versions and the BLAS's core type."""
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    cores = {str(item.get("architecture")) for item in threadpool_info() if item.get("user_api") == "blas"}
-    found["blas_core"] = ", ".join(sorted(cores))
-    return found
+OPTIMIZER = "optimizer.safetensors"
 
 
 async def save(
@@ -80,124 +69,126 @@ async def save(
     """
     what = f"the save of {final}"
     files = model.runtime.files(what)
-    await files.run(check_place, final)
-    state, companions = _encoded(await model.runtime.compute(_state, model, training), final), model.companions
-    nbytes = 2 * model.config.states_nbytes  # every byte is written, then read again for its checksum
-    snapshot = None if wait else await Snapshot.take(model.runtime, _tiles(model), what)
+    foundation = _foundation(model)
+    await files.run(check_place, final, CONFIG if foundation is None else ADAPTER_CONFIG)
+    state = encoded(await model.runtime.compute(state_of, model, training, foundation), final)
+    content = _Content(model, state, foundation)
+    nbytes = 2 * content.nbytes  # every byte is written, then read again for its checksum
+    snapshot = None if wait else await Snapshot.take(model.runtime, content.tiles(), what)
     if snapshot is None:
         with told_save(model.runtime, model.name, final, training.step_count, behind=False):
-            await _write(model, final, state, companions, Counted(model.runtime.read, nbytes, progress), files)
+            await content.write(final, Counted(model.runtime.read, nbytes, progress), files)
         return None
     counted = Counted(snapshot.read, nbytes, progress)
-    task = model.runtime.spawn(_write_behind(model, training.step_count, final, state, companions, counted, files))
+    task = model.runtime.spawn(_write_behind(content, training.step_count, final, counted, files))
     # Not in the task's own `finally`: a task that is cancelled before it begins never reaches it.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
 
-async def _write_behind(model: ModelState, step: int, final: Path, state: bytes, companions: Companions, tiles: Counted,
-                        files: Files) -> None:
-    with told_save(model.runtime, model.name, final, step, behind=True):
-        await _write(model, final, state, companions, tiles, files)
+async def _write_behind(content: _Content, step: int, final: Path, tiles: Counted, files: Files) -> None:
+    with told_save(content.model.runtime, content.model.name, final, step, behind=True):
+        await content.write(final, tiles, files)
 
 
-async def _write(model: ModelState, final: Path, state: bytes, companions: Companions, tiles: Counted, files: Files) -> None:
-    read = tiles.read
-    async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
-        await write_model(folder, model.parameters, companions, read, files)
-        await write_tensors(folder / OPTIMIZER, model.parameters.values(), MOMENTS, read, files)
-        await store_file(folder / TRAINER, state, executor=files)
-        await write_checksums(folder, files, tiles.add)
-    tiles.end()
+class _Content:
+    """What a checkpoint is to hold, from the moment when it is asked for. state: of trainer.json."""
+
+    def __init__(self, model: ModelState, state: bytes, foundation: Foundation | None) -> None:
+        self.model, self._state, self._foundation = model, state, foundation
+        self._parameters, self._companions = model.parameters, model.companions
+        #: the tensors whose values are in the folder, and those with moments
+        self._valued = list(self._parameters.values() if foundation is None else self._parameters.adapters())
+        self._trained = list(self._parameters.trained())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        counts = [prod(item.shape) for item in self._valued], [len(MOMENTS) * prod(item.shape) for item in self._trained]
+        return WEIGHT_NBYTES * sum(map(sum, counts))
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield the tiles of all tensors."""
+        for parameter in self._valued:
+            yield from parameter.weights.values()
+        for parameter in self._trained:
+            for family in MOMENTS:
+                yield from getattr(parameter, family).values()
+
+    async def write(self, final: Path, tiles: Counted, files: Files) -> None:
+        read = tiles.read
+        async with replaced(final, self.nbytes, files, partial(self.model.saved_to, final)) as folder:
+            if self._foundation is None:
+                await write_model(folder, self._parameters, self._companions, read, files)
+            else:
+                await write_adapter(folder, self._parameters, self._foundation.base, self._companions, read, files)
+            await write_tensors(folder / OPTIMIZER, self._trained, MOMENTS, read, files)
+            await store_file(folder / TRAINER, self._state, executor=files)
+            await write_checksums(folder, files, tiles.add)
+        tiles.end()
 
 
-def _state(model: ModelState, training: Training) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "step_count": training.step_count,
-        "skipped_count": training.skipped_count,
-        "optimizer": asdict(training.optimizer),
-        **asdict(training.settings),
-        "tile": model.tiling.tile,
-        **_arithmetic(model),
-        "surroundings": surroundings(),
-        "data_state": training.data_state,
-    }
+def _foundation(model: ModelState) -> Foundation | None:
+    """Return what the model's adapter stands on; None for a model without one. ValueError if its base is in no folder."""
+    if model.parameters.lora is None:
+        return None
+    if model.base is None:
+        raise ValueError("a checkpoint of an adapter names the folder of its base, and the base of this one was not loaded "
+                         "from a folder, or was trained since; before the model gets an adapter, call save_pretrained and "
+                         "load that")
+    return Foundation(model.base, stored=False)
 
 
-def _encoded(state: dict[str, Any], final: Path) -> bytes:
-    """Return trainer.json as bytes.
+async def load(
+    runtime: Runtime, path: str | os.PathLike[str], base: str | os.PathLike[str] | None = None
+) -> tuple[ModelState, Training]:
+    """Return a model with its moments, and its training, from a checkpoint folder. Runs on the device's loop.
 
-    ValueError if `load` would refuse it, because it would replace a checkpoint that can be read.
+    base: as in Trainer.load.
     """
-    content = encode_json(state)
-    try:
-        found = parse_json(content, finite=False)
-        _check_state(found, final)
-        _training(found)
-    except (CheckpointError, TypeError, ValueError) as error:
-        raise ValueError(f"the training was not saved, because its checkpoint could not be read back: {error}; correct "
-                         "this value; the previous checkpoint is untouched") from error
-    return content
-
-
-def _training(state: dict[str, Any]) -> Training:
-    """Return the training that trainer.json describes. TypeError or ValueError for settings that do not exist."""
-    return Training(
-        settings=Settings(**{name: state[name] for name in SETTINGS}),
-        optimizer=AdamW(**state["optimizer"]),
-        **{name: state[name] for name in COUNTS},
-        data_state=state["data_state"],
-    )
-
-
-def _arithmetic(model: ModelState) -> dict[str, Any]:
-    """Return the device's settings that bits depend on: the precision, and how many times as tall as wide row tiles are."""
-    return {"precision": model.runtime.life.precision, "tall": model.tiling.grain.tall}
-
-
-def _tiles(model: ModelState) -> Iterator[Tile]:
-    """Yield the tiles that a checkpoint holds, parameter by parameter."""
-    for parameter in model.parameters.values():
-        for family in ("weights", *MOMENTS):
-            yield from getattr(parameter, family).values()
-
-
-async def load(runtime: Runtime, path: str | os.PathLike[str]) -> tuple[ModelState, Training]:
-    """Return a model with its moments, and its training, from a checkpoint folder. Runs on the device's loop."""
     files = runtime.files(f"the load of {os.fspath(path)}")
     folder = await files.run(whole_folder, path)
     if not await files.run(folder.is_dir):
         raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder written by Trainer.save")
-    if await files.run(lambda: (folder / CONFIG).exists() and not (folder / TRAINER).exists()):
-        raise CheckpointError(
-            f"{folder} is a model folder without training state ({TRAINER} is missing); load it with Model.from_pretrained, or "
-            "copy the checkpoint again"
-        )
+    await files.run(_check_kind, folder)
     state = await load_json(folder / TRAINER, finite=False, executor=files)  # a caller's data_state may hold any number
-    _check_format(state, folder)  # first: nothing else is known about a later format
+    check_format(state, folder)  # first: nothing else is known about a later format
     if state["format"] < 4:  # before there were replicas
         state = {"replicas": 1, **state}
     await files.run(check_files, folder, (TRAINER,), files.tick)
-    _check_state(state, folder)
+    check_state(state, folder)
+    foundation = Foundation.of(state, folder)
+    if foundation is None and base is not None:
+        raise ValueError(f"{folder} holds a whole model, which has no base; leave base out")
     with ExitStack() as opened:  # entered in the thread: closes what the thread opened even if the load was cancelled meanwhile
-        source = await files.run(lambda: opened.enter_context(Pretrained(folder, files.tick)))
-        moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
+        place = folder if foundation is None else Path(foundation.base.path if base is None else base)
+        source, found = await files.run(_source, opened, folder, place, foundation, files.tick)
+        adapter = None
+        if foundation is not None:
+            adapter = await files.run(lambda: opened.enter_context(AdapterFiles(folder, source.config, files.tick)))
         try:
+            tuning = Tuning(None if adapter is None else adapter.lora, checked_freeze(state.get("freeze", ())))
+            tuning.check(source.config)
+            training = training_in(state)
             model = ModelState(runtime, source.config, state["tile"])
-            training = _training(state)
-            model.companions = checked(source.companions)
+            model.companions = checked((source if adapter is None else adapter).companions)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
-        _check_moments(model, moments, folder)
+        moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, tuning, files.tick)))
         table(training.settings.replicas, runtime.devices)  # refuses more devices than replicas, before any weight is read
-        _warn_of_changes(state, await runtime.compute(surroundings) | _arithmetic(model), folder)
+        warn_of_changes(state, await runtime.compute(surroundings) | arithmetic_of(model), folder)
+        model.base = found
         await model.set_weights(source.read, files)
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:
             return moments.read(tensor_name(parameter.name, family), parameter.index(*key))
 
         try:
+            if adapter is not None:
+                await model.adapt(adapter.lora, adapter.read, files)
+            model.train(freeze=tuning.freeze)
+            async with model.changing.held():
+                await model.tuned()
             await model.prepare_moments(moment, files)
         except BaseException:
             await under_shield(model.release())
@@ -207,64 +198,47 @@ async def load(runtime: Runtime, path: str | os.PathLike[str]) -> tuple[ModelSta
     return model, training
 
 
-def _check_format(state: Any, folder: Path) -> None:
-    found = state.get("format") if isinstance(state, dict) else None
-    if not _is_count(found):
-        raise CheckpointError(f"{folder / TRAINER} has format {shown(found)}, expected a whole number; it was damaged or "
-                              "edited")
-    if found > FORMAT:
-        raise CheckpointError(
-            f"{folder} has checkpoint format {found}, but this version of asynctile reads formats up to {FORMAT}; use the "
-            "version that wrote it"
-        )
+def _check_kind(folder: Path) -> None:
+    """Raise CheckpointError for the folder of a model or an adapter without the state of a training."""
+    if (folder / TRAINER).exists():
+        return
+    marks = {CONFIG: ("a model folder", "Model.from_pretrained"), ADAPTER_CONFIG: ("an adapter", "load_adapter")}
+    for mark, (what, way) in marks.items():
+        if (folder / mark).exists():
+            raise CheckpointError(f"{folder} is {what} without training state ({TRAINER} is missing); load it with {way}, or "
+                                  "copy the checkpoint again")
 
 
-def _check_state(state: dict[str, Any], folder: Path) -> None:
-    file = folder / TRAINER
-    missing = STATE - state.keys()
-    if missing:
-        raise CheckpointError(f"{file} has no {', '.join(sorted(missing))}; it was damaged or edited")
-    for name in COUNTS:
-        if not _is_count(state[name]):
-            raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected a whole number; it was damaged or edited")
-    for name in ("data_state", "surroundings"):
-        if not isinstance(state[name], dict):
-            raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected an object; it was damaged or edited")
-
-
-def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Warn of every condition that bits depend on and that differs between the checkpoint and `now`."""
-    # Checkpoints from before these settings existed used fp32 and square row tiles.
-    then = {"precision": "fp32", "tall": 1, **state, **state["surroundings"]}
-    changed = [f"{name} {shown(then.get(name))} -> {shown(value)}" for name, value in now.items() if then.get(name) != value]
-    if changed:
-        warnings.warn(
-            f"{folder} was written under different conditions ({', '.join(changed)}): results will not be bitwise equal",
-            stacklevel=1,  # on the device's loop the caller is not on the stack
-        )
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def _moments(folder: Path, config: Config, tick: Callable[[], object]) -> TensorReader:
-    """Return a reader of the moments of a model with this config, after checking the file's checksum."""
-    reader = TensorReader(folder / OPTIMIZER, most=len(MOMENTS) * tensor_count(config))
+def _source(
+    opened: ExitStack, folder: Path, place: Path, foundation: Foundation | None, tick: Callable[[], object]
+) -> tuple[Pretrained, Base]:
+    """Return the open folder of the weights. CheckpointError if `place` is not the base that the checkpoint was trained on."""
+    if foundation is None:
+        source = opened.enter_context(Pretrained(place, tick))
+        return source, source.base()
     try:
+        source = opened.enter_context(Pretrained(place, tick))
+    except (CheckpointError, ValueError) as error:
+        raise CheckpointError(f"{folder} holds an adapter, and its base cannot be loaded: {error}") from error
+    base = source.base()
+    if base.fingerprint != foundation.base.fingerprint:
+        raise CheckpointError(f"{folder} holds an adapter of another base: the weights in {place} are not those that it was "
+                              "trained on; put those back, or name their folder")
+    return source, base
+
+
+def _moments(folder: Path, config: Config, tuning: Tuning, tick: Callable[[], object]) -> TensorReader:
+    """Return a reader of the moments of the tensors that are trained, after checking names, shapes and the file's checksum."""
+    trained = ((name, shape) for name, shape in tuning.shapes(config) if tuning.trains(config, name))
+    expected = {tensor_name(name, family): shape for name, shape in trained for family in MOMENTS}
+    reader = TensorReader(folder / OPTIMIZER, most=len(expected))
+    try:
+        found = set(reader.names())
+        for name, shape in expected.items():
+            if name not in found or reader.shape(name) != shape:
+                raise CheckpointError(f"{folder / OPTIMIZER} has no tensor {name} of shape {shape}; copy the checkpoint again")
         check_files(folder, (OPTIMIZER,), tick)
     except BaseException:
         reader.close()
         raise
     return reader
-
-
-def _check_moments(model: ModelState, moments: TensorReader, folder: Path) -> None:
-    found = set(moments.names())
-    for parameter in model.parameters.values():
-        for family in MOMENTS:
-            name = tensor_name(parameter.name, family)
-            if name not in found or moments.shape(name) != parameter.shape:
-                raise CheckpointError(
-                    f"{folder / OPTIMIZER} has no tensor {name} of shape {parameter.shape}; copy the checkpoint again"
-                )

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from asynctile.layers.adapter_files import ADAPTER_CONFIG, AdapterFiles, write_adapter
 from asynctile.layers.architectures import architecture_of
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
@@ -107,11 +108,62 @@ class Model:
                 cls._check_family(source.config, f"the model in {source.path}")
                 state = ModelState(runtime, source.config, tile)
                 state.companions = checked(source.companions)
+                state.base = await files.run(source.base)
                 await state.set_weights(source.read, files)
             state.last_checkpoint = str(path)
             return cls._of_state(engine, state)
 
         return await runtime.call(job(), undo=cls.release)
+
+    async def load_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Load an adapter from a folder in PEFT's format, such as `save_adapter` or PEFT writes, onto a model that has none.
+
+        Logits, losses and texts use the adapter from then on, and a Trainer of the model trains it. Dropout that the folder
+        asks for is never applied.
+
+        CheckpointError if files are missing, damaged or of another base; ValueError for an adapter that computes something
+        else, or if the model has one already; BudgetError if the adapter does not fit. The model is then as it was.
+        """
+        state = self._state
+        runtime = state.runtime
+
+        async def job() -> None:
+            files = runtime.files(f"the load of {os.fspath(path)}")
+            with ExitStack() as opened:
+                source = await files.run(lambda: opened.enter_context(AdapterFiles(path, self.config, files.tick)))
+                source.check_base(state.base)
+                await state.adapt(source.lora, source.read, files)
+
+        await runtime.call(job())
+
+    async def save_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's adapter in PEFT's format, with `companions`, and checksums.json of all files.
+
+        adapter_config.json names the folder that the base was loaded from. The folder is put in place whole, as by
+        `save_pretrained`.
+
+        ValueError if the model has no adapter, or if `path` is a file or holds other things than an older adapter;
+        CheckpointError if the disk fails or is full; TornModelError if the model is torn.
+        """
+        final, state = Path(path), self._state
+        runtime = state.runtime
+
+        async def job() -> None:
+            async with state.changing.held():
+                state.check_whole("save")
+                await state.tuned()
+                if state.parameters.lora is None:
+                    raise ValueError("the model has no adapter to save; give Trainer one with adapters=LoRA(...), or call "
+                                     "save_pretrained")
+                files = runtime.files(f"the save of {final}")
+                await files.run(check_place, final, ADAPTER_CONFIG)
+                nbytes = sum(tile.nbytes for item in state.parameters.adapters() for tile in item.weights.values())
+                with told_save(runtime, self.name, final, self.step_count, behind=False):
+                    async with replaced(final, nbytes, files, partial(state.saved_to, final)) as folder:
+                        await write_adapter(folder, state.parameters, state.base, self.companions, runtime.read, files)
+                        await write_checksums(folder, files)
+
+        await runtime.call(job())
 
     async def save_pretrained(self, path: str | os.PathLike[str], *, dtype: str = FLOAT32) -> None:
         """Write config.json, model.safetensors and `companions` in the Hugging Face layout, and checksums.json of all of them.
@@ -120,8 +172,9 @@ class Model:
         of weights are cut into files of at most 5 GB, with an index. The folder is written beside `path` and renamed into place
         when it is whole.
 
-        ValueError if `path` is a file or holds other things, for another dtype, or for a weight that the dtype does not reach;
-        CheckpointError if the disk fails or is full; TornModelError if the model is torn.
+        ValueError if `path` is a file or holds other things, for another dtype, for a weight that the dtype does not reach, or
+        for a model with an adapter, which `save_adapter` writes; CheckpointError if the disk fails or is full; TornModelError
+        if the model is torn.
         """
         final, state, name = Path(path), self._state, check_dtype(dtype)
         runtime = state.runtime
@@ -129,6 +182,10 @@ class Model:
         async def job() -> None:
             async with state.changing.held():
                 state.check_whole("save")
+                await state.tuned()
+                if state.parameters.lora is not None:
+                    raise ValueError("the model has an adapter, which is saved alone; call save_adapter, and add it to the "
+                                     "weights of its base with `asynctile merge`")
                 files = runtime.files(f"the save of {final}")
                 await files.run(check_place, final)
                 nbytes = DTYPES[name].itemsize * self.config.parameter_count

@@ -23,6 +23,7 @@ from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.carriers import forward_table
 from asynctile.layers.companions import Companions
 from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.layers.exchange import Base
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.lora import LoRA
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
@@ -59,8 +60,9 @@ class ModelState:
     name: for events and logs, "gpt2-1" for the first of a process. companions: files kept beside the weights, by name.
     in_training: whether a Trainer was made for the model, so that its moments count. has_moments: whether they have values.
     step_count: updates done, by all Trainers together. torn: why weights and moments belong to no single step, or None.
-    last_checkpoint: the path that the model was last saved to or loaded from. tuning: the trained part that was asked for last;
-    parameters.tuning is the one in force. changing: the lock held while the weights change, or must all be of one step.
+    last_checkpoint: the path that the model was last saved to or loaded from. base: the folder that the weights, without
+    adapters, were read from; None if there is none, or if a step has changed them. tuning: the trained part that was asked for
+    last; parameters.tuning is the one in force. changing: the lock held while the weights change, or must all be of one step.
     followers: called after each step, to publish its weights on other shares. readers: texts that are generated from these
     weights now.
     """
@@ -79,6 +81,7 @@ class ModelState:
         self.step_count = 0
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
+        self.base: Base | None = None
         self.changing = Exclusive("a model", runtime.tiers.run_ahead)
         self.followers: list[Callable[[], Awaitable[None]]] = []
         self.readers = 0
@@ -110,7 +113,6 @@ class ModelState:
         if not self.in_training:
             self.in_training = True
             self._demands.clear()
-
 
     async def tuned(self) -> None:
         """Put the tuning that was asked for in force. New adapters change no result.
@@ -168,6 +170,12 @@ class ModelState:
         if self.has_moments:
             raise ValueError(f"{self.name} has moments after {self.step_count} steps, so its trained tensors cannot change; "
                              "call save_pretrained and load that")
+
+    def count_step(self) -> None:
+        """Count an update. Unless it changed adapters alone, the weights are no longer those of `base`."""
+        self.step_count += 1
+        if self.parameters.lora is None:
+            self.base = None
 
     def saved_to(self, path: Path) -> None:
         """Remember `path` as the checkpoint to go back to."""

@@ -257,15 +257,18 @@ class Trainer:
     async def save(
         self, path: str | os.PathLike[str], *, wait: bool = True, progress: Callable[[int, int], object] | None = None
     ) -> None:
-        """Write a checkpoint folder, which is put in place whole; it is a model folder too.
+        """Write a checkpoint folder, which is put in place whole; it is a model folder too, or the folder of an adapter.
+
+        A checkpoint of an adapter holds no weights of the base, but names the folder that the base was loaded from.
 
         wait: False returns as soon as all tiles are copied to RAM, and writes them while training goes on. If host_memory has
             no room for the copies (12 bytes a parameter), this waits all the same.
         progress: called on the device's loop with the bytes written, or read again for their checksums, so far and in all.
 
         A save under way ends first; its error is raised here unless `saved` has raised it. ValueError if `path` is a file or
-        holds other things; CheckpointError if the disk fails or is full; TornModelError if the model is torn; TypeError or
-        ValueError for a data_state that would not come back equal. An older checkpoint at `path` is then untouched.
+        holds other things, or if the base of an adapter is in no folder; CheckpointError if the disk fails or is full;
+        TornModelError if the model is torn; TypeError or ValueError for a data_state that would not come back equal. An older
+        checkpoint at `path` is then untouched.
         """
         final, data_state = Path(path), kept(self.data_state)  # now: the caller may change it later
 
@@ -294,15 +297,20 @@ class Trainer:
         return self._saving.is_under_way
 
     @classmethod
-    async def load(cls, engine: Share, path: str | os.PathLike[str], *, update: str = "auto") -> Self:
+    async def load(
+        cls, engine: Share, path: str | os.PathLike[str], *, update: str = "auto", base: str | os.PathLike[str] | None = None
+    ) -> Self:
         """Load a trainer and its model (`trainer.model`) from a checkpoint; training goes on bitwise as if never stopped.
 
-        update: as for Trainer; checkpoints do not hold it. CheckpointError if the folder is damaged or not a checkpoint; a
-        warning if other libraries wrote it.
+        update: as for Trainer; checkpoints do not hold it.
+        base: for a checkpoint of an adapter, the folder of its base model; None: the folder where the base was.
+
+        CheckpointError if the folder is damaged or not a checkpoint, or if the base is another one; ValueError for a base of a
+        checkpoint that needs none; a warning if other libraries wrote the checkpoint.
         """
         runtime = runtime_of(engine)
         check_update(update)
-        state, training = await runtime.call(load(runtime, path), undo=lambda loaded: loaded[0].release())
+        state, training = await runtime.call(load(runtime, path, base), undo=lambda loaded: loaded[0].release())
         trainer = cls(model_of(engine, state), training.optimizer, update=update, **asdict(training.settings))
         trainer.skipped_count = training.skipped_count
         trainer.data_state = training.data_state
@@ -408,7 +416,7 @@ class Trainer:
             name = next(n for n, x in zip(program.numbers, run.numbers, strict=False) if not math.isfinite(x))
             self._state.tear(f"a gradient of step {self.step_count + 1} was not finite ({name})")
             raise TornModelError(self._state.torn_message() + "; clip_norm skips such steps instead")
-        self._state.step_count += 1
+        self._state.count_step()
         self.last_report = report(run, loss, norm)
         counted()
         if cancelled:

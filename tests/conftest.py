@@ -87,7 +87,7 @@ def nothing_slow_that_no_test_sees():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda fd: None)
         patch.setattr("os.fdatasync", lambda fd: None)
-        for module in ("asynctile.cli.info", "asynctile.cli.train", "asynctile.layers.checkpoint"):
+        for module in ("asynctile.cli.info", "asynctile.cli.train", "asynctile.layers.training_state"):
             patch.setattr(f"{module}.version", cache(metadata.version))
         yield
 

@@ -170,7 +170,7 @@ async def test_without_checksums_a_checkpoint_loads_unchecked(copied: Path) -> N
 async def test_a_later_format_is_named_before_anything_else(copied: Path) -> None:
     edited(format=99)(copied)
     async with Engine("cpu") as engine:
-        with pytest.raises(CheckpointError, match="format 99, but this version of asynctile reads formats up to 4"):
+        with pytest.raises(CheckpointError, match="format 99, but this version of asynctile reads formats up to 5"):
             await Trainer.load(engine, copied)
 
 

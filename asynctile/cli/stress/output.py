@@ -20,7 +20,7 @@ from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.tally import Tally
 from asynctile.cli.terminal import print_rows, say
-from asynctile.layers.checkpoint import surroundings
+from asynctile.layers.training_state import surroundings
 from asynctile.storage.folder import write_json
 from asynctile.storage.sizes import format_size
 

@@ -42,8 +42,8 @@ SHOWN = {
     "asynctile.Events": ("aclose",),
     "asynctile.Statistics": (),
     "asynctile.layers.Model": (
-        "create", "from_pretrained", "save_pretrained", "generate", "serve", "logits", "loss", "state_dict", "release",
-        "companions", "adapter", "name", "config", "engine", "step_count", "torn", "last_checkpoint",
+        "create", "from_pretrained", "save_pretrained", "load_adapter", "save_adapter", "generate", "serve", "logits", "loss",
+        "state_dict", "release", "companions", "adapter", "name", "config", "engine", "step_count", "torn", "last_checkpoint",
     ),
     "asynctile.layers.GPT2": (),
     "asynctile.layers.GPT2Config": (
