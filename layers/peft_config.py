@@ -1,7 +1,6 @@
 """An adapter's adapter_config.json, in the form of PEFT 0.21: which fields are read, which are refused, and what is written.
 
-adapter_files.py has the rest of the folder, lora.py the settings of an adapter. PEFT's LoraConfig is in
-peft/tuners/lora/config.py of its sources.
+adapter_files.py has the rest of the folder, lora.py the settings of an adapter. PEFT documents the fields at LoraConfig.
 """
 
 from __future__ import annotations

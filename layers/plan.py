@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
 
-from asynctile.layers.config import Config
+from asynctile.layers.config import STATES_NBYTES, WEIGHT_NBYTES, Config
 from asynctile.layers.machine import Machine, Work, size
+from asynctile.layers.parameters import Parameters
 from asynctile.layers.planned_step import planned_step
 from asynctile.layers.update_placement import updates_of
 from asynctile.measure.simulate import simulate
@@ -35,12 +37,15 @@ class Plan:
     - host_bytes: RAM that tiles take, beside the device or as the device.
     - spill_bytes: the smallest spill_limit, 0 if RAM suffices.
     - device_bytes: the cap on the memory in which tiles are computed, None for no cap.
+    - states_bytes: the weights, and the moments of what is trained. frozen_bytes: the weights of what is not.
+    - checkpoint_bytes: the tensors of a checkpoint. That of an adapter does not hold its base.
     - copies_bytes: the bf16 copies of the weights, in addition to the states; 0 in other precisions. Not traffic of a step.
     - comes_and_goes: whether tiles enter and leave the capped memory during a step. unused_bytes: the part of that cap that no
       tile ever occupies. copied_bytes: what a step moves within that memory to make room.
 
     Work and time of a step:
 
+    - parameters: numbers of the model, with those of adapters. trained: how many of them are trained.
     - row_tokens: the most rows of a row tile. passes: in how many passes the batch goes through each layer.
     - copies: how many copies a step makes, over the link, for results on the host or within any memory.
     - layers: blocks of the model. kept: how many parts of the step keep their activations, the head first, then the blocks from
@@ -59,7 +64,10 @@ class Plan:
     tile: int
     row_tokens: int
     parameters: int
+    trained: int
     states_bytes: int
+    frozen_bytes: int
+    checkpoint_bytes: int
     copies_bytes: int
     floor_bytes: int
     floor_operation: str
@@ -90,17 +98,15 @@ class Plan:
     rates: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan for other programs, with `bound`, the name of the busiest part, and the checkpoint's bytes."""
-        checkpoint = {"bound": next(iter(self.busy)), "checkpoint_bytes": self.states_bytes}
-        return {item.name: getattr(self, item.name) for item in fields(self)} | checkpoint
+        """Return the plan for other programs, with `bound`, the name of the busiest part."""
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {"bound": next(iter(self.busy))}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the plan as (name, value) rows of a table."""
         return [
             ("bound", _bound(self.busy)),
             ("rates", self.rates),
-            ("parameters", f"{self.parameters:,}"),
-            ("states (weights and two moments)", f"{format_size(self.states_bytes)}, as large as a checkpoint"),
+            *self._sizes(),
             *([("copies of matrices in bf16", format_size(self.copies_bytes))] if self.copies_bytes else []),
             ("precision", self.precision),
             ("tile edge", f"{self.tile}, row tiles of up to {self.row_tokens:,} tokens"),
@@ -121,6 +127,14 @@ class Plan:
             *([("passed between devices a step", format_size(self.passed_bytes))] if self.devices > 1 else []),
             *self._disk(),
         ]
+
+    def _sizes(self) -> list[tuple[str, str]]:
+        states, checkpoint = format_size(self.states_bytes), format_size(self.checkpoint_bytes)
+        of_checkpoint = "as large as a checkpoint" if states == checkpoint else f"a checkpoint takes {checkpoint}"
+        rows = [("parameters", f"{self.parameters:,}"), ("states (weights and two moments)", f"{states}, {of_checkpoint}")]
+        if self.trained == self.parameters:
+            return rows
+        return [*rows, ("trained", f"{self.trained:,} of the parameters"), ("frozen weights", format_size(self.frozen_bytes))]
 
     def _kept(self) -> str:
         return f"of the head and {self.kept - 1} of {self.layers} layers" if self.kept else "none, recomputed in backward"
@@ -186,8 +200,7 @@ def plan_step(
         precision=machine.precision,
         tile=step.parameters.tiling.tile,
         row_tokens=step.parameters.tiling.row_tokens,
-        parameters=config.parameter_count,
-        states_bytes=step.parameters.states_nbytes,
+        **_sizes(step.parameters),
         copies_bytes=sum(copy.nbytes for parameter in step.parameters.values() for copy in parameter.copies.values()),
         floor_bytes=step.floor_bytes,
         floor_operation=step.floor_operation,
@@ -217,6 +230,21 @@ def plan_step(
         busy=timeline.shares(),
         rates=_rates(machine),
     )
+
+
+def _sizes(parameters: Parameters) -> dict[str, int]:
+    """Return the entries of a plan that say how large the model, its trained part and a checkpoint are."""
+    trained, total = parameters.tuning.counts(parameters.config)
+    frozen = (tile.nbytes for item in parameters.values() if not item.trains for tile in item.weights.values())
+    in_checkpoint = parameters.values() if parameters.lora is None else parameters.adapters()
+    moments = (STATES_NBYTES - WEIGHT_NBYTES) * trained
+    return {
+        "parameters": total,
+        "trained": trained,
+        "states_bytes": parameters.states_nbytes,
+        "frozen_bytes": sum(frozen),
+        "checkpoint_bytes": WEIGHT_NBYTES * sum(prod(item.shape) for item in in_checkpoint) + moments,
+    }
 
 
 def _bound(busy: Mapping[str, float]) -> str:

@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "Train a GPT-2, LLaMA, Mistral or Qwen on text; write checkpoints and metrics to a folder.",
     "evaluate": "Measure a trained model on a text: loss, perplexity, bits per byte.",
     "generate": "Continue a prompt with a trained model.",
+    "merge": "Add an adapter to the weights of its base, and write one model.",
     "plan": "Show what a training step needs and what limits its speed, without running it.",
     "stress": "Stress-test the memory tiers (lost bytes, leaks, hangs) and every command on damaged files.",
     "info": "Show devices, memory tiers and library versions.",
@@ -83,6 +84,7 @@ def build_parser(version: str) -> Parser:
     _add_training(command("train", usage="%(prog)s [OPTION ...]"), _TABLE)
     _add_evaluate(command("evaluate"))
     _add_generate(command("generate"))
+    _add_merge(command("merge"))
     plan = command("plan", usage="%(prog)s [OPTION ...]",
                    epilog="All other options of `asynctile train` are accepted too; they do not change the plan.")
     _add_training(plan, _PLANNED)
@@ -152,6 +154,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
                         help="tokens per sequence (default: the run's, or the most that the model takes, but at most 2048)")
     parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
                         help="tokenizer to use for a model folder that has none")
+    _add_adapter(parser)
     add_options(parser, PLACEMENT, PLACEMENT)
 
 
@@ -178,7 +181,23 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
                         help="seed of the choice of tokens (default: %(default)s)")
     parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
                         help="tokenizer to use for a model folder that has none")
+    _add_adapter(parser)
     add_options(parser, PLACEMENT, PLACEMENT)
+
+
+def _add_adapter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--adapter", metavar="DIR", type=values.name, default=None,
+                        help="folder of an adapter of the model, in PEFT's format, or of a run with --lora (default: none)")
+
+
+def _add_merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("base", metavar="BASE", type=values.name,
+                        help="folder of the model that the adapter was trained on, or of a run (its newest checkpoint is used)")
+    parser.add_argument("adapter", metavar="ADAPTER", type=values.name,
+                        help="folder of the adapter, in PEFT's format, or of a run with --lora (its newest checkpoint is used)")
+    parser.add_argument("out", metavar="OUT", type=values.name, help="folder to write the model to; new or empty")
+    parser.add_argument("--dtype", metavar="NAME", type=values.one_of("float32", "float16", "bfloat16"), default=None,
+                        help="dtype of the weights: float32, float16 or bfloat16 (default: that of the base)")
 
 
 def _add_stress(parser: argparse.ArgumentParser) -> None:

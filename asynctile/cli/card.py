@@ -33,6 +33,21 @@ _HEAD_NBYTES = 1 << 16
 _HEAD = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _PLAIN = r"""(["']?)[\w.](?:[\w./+-]|:(?=\S)|[ ](?=\S))*\1"""
 _FIELD, _ITEM = re.compile(rf"(\w+):(?:[ ]+{_PLAIN.replace('1', '2')})?[ ]*"), re.compile(rf"[ ]*-[ ]+{_PLAIN}[ ]*")
+_USAGE = """\
+```python
+from transformers import pipeline
+
+write = pipeline("text-generation", model=FOLDER)  # the folder of this file
+print(write("Once", max_new_tokens=20)[0]["generated_text"])
+```"""
+_USAGE_OF_ADAPTER = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained(BASE)
+model = PeftModel.from_pretrained(base, FOLDER)  # the folder of this file
+```"""
 #: The measurements of a validation: name in metrics.jsonl, label for people, type on the Hub.
 _MEASURED = (
     (LOSS, "loss, nats per token", "loss"),
@@ -52,18 +67,18 @@ def model_card(
     found = Sums.of(lines)
     options = record["options"]
     data = _named(options.get("data")) or _LIBRARY
+    lora = options.get("lora")
+    what = "A" if lora is None else "A LoRA adapter of a"
     parts = [
-        _head(name, config, data, options.get("model"), found.validation, before),
+        _head(name, config, data, options, found.validation, before),
         f"# {_cell(name)}",
-        f"A {architecture_of(config).title} of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile "
-        f"on {_cell(data)}. "
+        f"{what} {architecture_of(config).title} of {config.parameter_count:,} parameters ({config.summary}), trained by "
+        f"asynctile on {_cell(data)}. "
         f"{_beginning(options)} Its context, prompt and answer together, is {config.block_size:,} tokens.",
         "## Measurements",
         _table(("", ""), _measured(found)),
         "## Usage",
-        "```python\nfrom transformers import pipeline\n\n"
-        'write = pipeline("text-generation", model=FOLDER)  # the folder of this file\n'
-        'print(write("Once", max_new_tokens=20)[0]["generated_text"])\n```',
+        _USAGE if lora is None else _USAGE_OF_ADAPTER,
         "## Training options",
         _table(("Option", "Value"), _asked(options)),
         f"Versions: {', '.join(f'{library} {_cell(version)}' for library, version in record.get('versions', {}).items())}.",
@@ -71,9 +86,11 @@ def model_card(
     return ("\n\n".join(parts) + "\n").encode()
 
 
-def _head(name: str, config: Config, data: str, model: Any, newest: Line, before: bytes | None) -> str:
+def _head(name: str, config: Config, data: str, options: Mapping[str, Any], newest: Line, before: bytes | None) -> str:
+    model, is_adapter = options.get("model"), options.get("lora") is not None
     fields: dict[str, Any] = {
-        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["asynctile", config.model_type],
+        "library_name": "peft" if is_adapter else "transformers", "pipeline_tag": "text-generation",
+        "tags": ["asynctile", config.model_type, *(["lora"] if is_adapter else [])],
     }  # fmt: skip
     metrics = [
         {"type": kind, "name": f"validation {called}", "value": value}
@@ -106,6 +123,8 @@ def _beginning(options: Mapping[str, Any]) -> str:
     model = options.get("model")
     if model is None or not PurePath(model).is_absolute() or PurePath(model).suffix == ".json":
         return f"Training started from random weights, seed {options.get('seed')}."
+    if options.get("lora") is not None:
+        return f"The weights of its base, `{_cell(_named(model))}`, are frozen and not in this folder."
     return f"Training started from the weights of `{_cell(_named(model))}`; this card replaces theirs, if there was one."
 
 
@@ -128,8 +147,9 @@ def _measured(found: Sums) -> Iterator[tuple[str, str]]:
 def _asked(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the options that decide the bits of the result: not where bytes were, nor how often something was written."""
     for option, value in sorted(options.items()):
-        if value is not None and option not in CHANGEABLE:
-            yield f"`--{option.replace('_', '-')}`", _cell(_named(value))
+        if value not in (None, []) and option not in CHANGEABLE:
+            shown = ", ".join(value) if isinstance(value, list) else _named(value)
+            yield f"`--{option.replace('_', '-')}`", _cell(shown)
 
 
 def _named(value: Any) -> Any:

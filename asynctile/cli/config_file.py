@@ -63,6 +63,8 @@ def _value(name: str, found: Any) -> Any:
     check, kind = _TABLE[name].check, _KINDS[name]
     if isinstance(found, dict):
         raise argparse.ArgumentTypeError("a table cannot be used; put options above all [headings]")
+    if _TABLE[name].repeatable:
+        return _each(check, found)
     if check is None:
         return found if isinstance(found, bool) else _refuse(found, "true or false, without quotes")
     if isinstance(found, bool) or not isinstance(found, int | float | str):
@@ -74,6 +76,14 @@ def _value(name: str, found: Any) -> Any:
     if isinstance(found, int) and found.bit_length() > _BITS:
         raise argparse.ArgumentTypeError(f"a number of {found.bit_length()} bits cannot be used; expected a smaller number")
     return check(str(found))
+
+
+def _each(check: Any, found: Any) -> tuple[Any, ...]:
+    """Return the checked values of an option that may be typed several times."""
+    items = found if isinstance(found, list) else [found]
+    if not all(isinstance(item, str) for item in items):
+        _refuse(found, "text in quotes, or a list of such texts")
+    return tuple(check(item) for item in items)
 
 
 def _refuse(found: Any, expected: str) -> None:

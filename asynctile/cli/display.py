@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Self
 
 from rich.console import Console, Group
@@ -20,11 +21,11 @@ from rich.text import Text
 from asynctile import Statistics
 from asynctile.cli.figures import Shown, as_counts, figures_of, line_of, lines_of, tiers_of
 from asynctile.cli.pace import Ahead, RunPace
-from asynctile.cli.terminal import printable
+from asynctile.cli.terminal import open_console, printable
 from asynctile.layers import StepReport
 from asynctile.layers.evaluation import Evaluation
 
-__all__ = ["Display", "PlainDisplay", "TerminalDisplay", "open_display"]
+__all__ = ["Display", "PlainDisplay", "TerminalDisplay", "bars", "open_display"]
 
 
 _LINE_EVERY_S = 5.0
@@ -96,6 +97,14 @@ class Display:
 def open_display(console: Console) -> Display:
     """Return the display for this output."""
     return TerminalDisplay(console) if console.is_interactive else PlainDisplay(console)
+
+
+def bars(stack: ExitStack) -> Callable[..., None]:
+    """Return the progress of bars on a terminal; elsewhere one that writes nothing, since another program reads the output."""
+    console = open_console(lambda _: None)
+    if not console.is_interactive:
+        return lambda *_, **__: None
+    return stack.enter_context(open_display(console)).progress
 
 
 class PlainDisplay(Display):

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from asynctile.cli.corpus import check_sequence, open_held_out
-from asynctile.cli.display import open_display
+from asynctile.cli.display import bars
 from asynctile.cli.figures import Shown, as_counts, as_sizes
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
@@ -25,11 +25,11 @@ from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import resumed_options
 from asynctile.cli.run_folder import RunFolder
-from asynctile.cli.saved_model import find_model, run_of
-from asynctile.cli.terminal import open_console, print_rows
+from asynctile.cli.saved_model import Saved, find_model, run_of
+from asynctile.cli.terminal import print_rows
 from asynctile.cli.validation import tokens_of
 from asynctile.errors import AsynctileError
-from asynctile.layers import Evaluation, Model, evaluate
+from asynctile.layers import Evaluation, evaluate
 from asynctile.layers.config import Config
 from asynctile.layers.data import ValidationBatches
 from asynctile.layers.data_source import open_source
@@ -51,7 +51,7 @@ def run(given: dict[str, Any]) -> int:
     """Print the model's measurements and return the exit status."""
     placement = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     folder = Path(given["folder"])
-    weights, tokenizer = find_model(folder, given["tokenizer"])
+    saved, tokenizer = find_model(folder, given["tokenizer"], given["adapter"])
     with ExitStack() as stack:
         if given["data"] is not None:
             place = stack.enter_context(TemporaryDirectory(prefix="asynctile-"))
@@ -64,10 +64,10 @@ def run(given: dict[str, Any]) -> int:
         else:
             raise ValueError(f"{folder} does not belong to a run with held-out text; name a text with --data")
         interrupt = Interrupt()
-        found = interrupt.run(_evaluate(placement, weights, tokenizer, what, windows, _progress(stack), interrupt))
+        found = interrupt.run(_evaluate(placement, saved, tokenizer, what, windows, bars(stack), interrupt))
     if found is None:
         return EXIT_STATUS
-    print_rows([("model", str(weights)), ("on", what), *_rows(found)])
+    print_rows([("model", str(saved)), ("on", what), *_rows(found)])
     return 0
 
 
@@ -107,7 +107,7 @@ def _seq_len(given: dict[str, Any], usual: int, shape: Config) -> int:
 
 
 async def _evaluate(
-    placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress,
+    placement: Options, saved: Saved, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress,
     interrupt: Interrupt,
 ) -> Evaluation:
     """Return the evaluation; InterruptedError after a signal.
@@ -120,8 +120,8 @@ async def _evaluate(
         show(what, done, total, shown)
 
     async with engine_of(placement) as engine:
-        model = await Model.from_pretrained(engine, weights)
-        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
+        model = await saved.open(engine)
+        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {saved}")
         windows = await documents.finish(asyncio.to_thread(windows_of, model.config, progress))
         done = partial(progress, "evaluating", total=len(windows))
         done(done=0)
@@ -132,18 +132,10 @@ async def _evaluate(
         except ValueError as error:
             raise ValueError(f"the model cannot be evaluated on the tokens of {what}: {error}") from error
         except AsynctileError as error:  # engine and model do not know the folder of the weights
-            raise AsynctileError(f"the model of {weights}: {error}") from error
+            raise AsynctileError(f"the model of {saved}: {error}") from error
 
 
 def _rows(found: Evaluation) -> list[tuple[str, str]]:
     bits = [] if found.bits_per_byte is None else [("bits per byte", f"{found.bits_per_byte:.6f}")]
     return [("loss", f"{found.loss:.6f} nats per token"), ("perplexity", f"{found.perplexity:.6f}"), *bits,
             ("tokens", f"{found.tokens:,}"), ("seconds", f"{found.seconds:.2f}")]  # fmt: skip
-
-
-def _progress(stack: ExitStack) -> _Progress:
-    """Return the progress of bars on a terminal; elsewhere one that writes nothing, since another program reads the output."""
-    console = open_console(lambda _: None)
-    if not console.is_interactive:
-        return lambda *_, **__: None
-    return stack.enter_context(open_display(console)).progress

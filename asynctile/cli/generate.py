@@ -15,7 +15,7 @@ from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.sample import stream_text
-from asynctile.cli.saved_model import find_model
+from asynctile.cli.saved_model import Saved, find_model
 from asynctile.cli.terminal import say
 from asynctile.errors import AsynctileError
 from asynctile.layers import Model, Sampling
@@ -33,22 +33,22 @@ def run(given: dict[str, Any]) -> int:
     options = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     sampling = Sampling(**{field.name: given[field.name] for field in fields(Sampling)})
     stopping = Stopping(strings=given["stop"])
-    weights, tokenizer = find_model(Path(given["folder"]), given["tokenizer"])
+    saved, tokenizer = find_model(Path(given["folder"]), given["tokenizer"], given["adapter"])
     interrupt = Interrupt()
-    interrupt.run(_generate(given, options, weights, tokenizer, sampling, stopping))
+    interrupt.run(_generate(given, options, saved, tokenizer, sampling, stopping))
     return EXIT_STATUS if interrupt.asked else 0
 
 
-async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer, sampling: Sampling,
+async def _generate(given: dict[str, Any], options: Options, saved: Saved, tokenizer: Tokenizer, sampling: Sampling,
                     stopping: Stopping) -> None:  # fmt: skip
     prompt = prompt_ids(tokenizer, given["prompt"])
     if not prompt.size:
         raise ValueError(f"the tokenizer turns --prompt {shown(given['prompt'])} into no tokens; give another prompt, "
                          "or name the model's own tokenizer with --tokenizer")
     async with engine_of(options) as engine:
-        model = await Model.from_pretrained(engine, weights)
-        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
-        stopping.add_ids(_end_ids(model, weights))
+        model = await saved.open(engine)
+        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {saved}")
+        stopping.add_ids(_end_ids(model, saved))
         say(given["prompt"])
         try:
             async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=given["max_new_tokens"],
@@ -56,14 +56,14 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
                 async for piece in pieces:
                     say(piece)
         except AsynctileError as error:  # engine and model do not know the folder of the weights
-            raise AsynctileError(f"the model of {weights}: {error}") from error
+            raise AsynctileError(f"the model of {saved}: {error}") from error
         finally:
             say("\n")  # also after Ctrl-C, so that the shell's prompt starts a new line
 
 
-def _end_ids(model: Model, weights: Path) -> list[int]:
-    """Return the tokens that end a text of the model in the folder `weights`."""
+def _end_ids(model: Model, saved: Saved) -> list[int]:
+    """Return the tokens that end a text of the model in this folder."""
     try:
         return end_ids(model.companions, model.config)
     except ValueError as error:
-        raise ValueError(f"the model of {weights}: {error}") from error
+        raise ValueError(f"the model of {saved}: {error}") from error

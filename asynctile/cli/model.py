@@ -13,7 +13,8 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.cli.options import CONSTANT, Options
-from asynctile.layers import AdamW, GPT2Config, Model, Trainer
+from asynctile.cli.values import adapter_settings
+from asynctile.layers import AdamW, GPT2Config, LoRA, Model, Trainer
 from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
@@ -23,10 +24,14 @@ from asynctile.layers.model_state import check_room
 from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer, tokenizer_of
+from asynctile.layers.tuning import WHOLE, Tuning
 from asynctile.share import runtime_of
 from asynctile.storage.input import parse_json, read_file
 
-__all__ = ["companions_with", "choose_shape", "length_of", "model_folder", "new_trainer", "open_model"]
+__all__ = [
+    "adapters_of", "check_base", "choose_shape", "companions_with", "length_of", "model_folder", "new_trainer", "open_model",
+    "tuning_of",
+]  # fmt: skip
 
 #: The model without --model: two CPU cores train it to readable text in a few minutes.
 SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
@@ -61,6 +66,36 @@ def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | 
     return shape
 
 
+def adapters_of(options: Options) -> LoRA | None:
+    """Return the adapters that --lora asks for; None without it. The seed is that of the run."""
+    if options.lora is None:
+        return None
+    settings = adapter_settings(options.lora)
+    names = {"r": "rank", "alpha": "alpha", "targets": "targets"}
+    return LoRA(seed=options.seed, **{names[key]: value for key, value in settings.items()})
+
+
+def tuning_of(options: Options, shape: Config) -> Tuning:
+    """Return the trained part of a model of this shape; ValueError, which names the option, if it does not fit the model."""
+    tuning = Tuning(adapters_of(options), options.freeze)
+    if tuning == WHOLE:
+        return tuning
+    Tiling(shape, options.tile)  # refuses more blocks than can be listed
+    try:
+        tuning.check(shape)
+    except ValueError as error:
+        raise ValueError(f"--{error}" if str(error).startswith("freeze") else f"--lora {options.lora}: {error}") from error
+    return tuning
+
+
+def check_base(options: Options) -> None:
+    """Raise ValueError for --lora without the folder of a model."""
+    if options.lora is not None and model_folder(options) is None:
+        found = "no --model names one" if options.model is None else f"--model {options.model} makes a new one"
+        raise ValueError(f"--lora trains an adapter on the weights of a model, and {found}; name the folder of a model with "
+                         "--model, or leave --lora out")
+
+
 def length_of(seq_len: int | None, shape: Config) -> int:
     """Return --seq-len, or without it the most tokens that the model takes, at most LONGEST."""
     return seq_len or min(shape.block_size, LONGEST)
@@ -81,8 +116,9 @@ def new_trainer(options: Options, model: Model) -> Trainer:
     """Return a trainer of `model` at its first step."""
     optimizer = AdamW(betas=(options.beta1, options.beta2), eps=options.eps, weight_decay=options.weight_decay,
                       **_schedule(options))  # fmt: skip
-    return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.parts,
-                   replicas=options.replicas, recompute=options.recomputing, update=options.update)
+    return Trainer(model, optimizer, adapters=adapters_of(options), freeze=options.freeze, clip_norm=options.clip_norm,
+                   micro_batches=options.parts, replicas=options.replicas, recompute=options.recomputing,
+                   update=options.update)  # fmt: skip
 
 
 def follow(trainer: Trainer, options: Options) -> tuple[Options, str]:

@@ -17,6 +17,8 @@ _ELSEWHERE = {
     "grad_clip": "clip_norm", "max_grad_norm": "clip_norm", "max_iters": "steps", "max_steps": "steps",
     "num_train_epochs": "epochs", "block_size": "seq_len", "context_length": "seq_len",
     "per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
+    "lora_rank": "lora", "lora_r": "lora", "lora_alpha": "lora", "lora_target_modules": "lora", "target_modules": "lora",
+    "peft": "lora", "use_peft": "lora", "adapters": "lora", "frozen": "freeze",
     "dataset": "data", "init_from": "model", "model_name_or_path": "model", "dtype": "precision",
     "eval_interval": "validate_every", "eval_steps": "validate_every", "eval_iters": "validation_tokens",
     "early_stopping_patience": "stop_after", "patience": "stop_after", "out_dir": "out", "output_dir": "out",
@@ -27,7 +29,7 @@ _ELSEWHERE = {
 #: Words in names of missing features, and what to say about them.
 _ABSENT = {
     ("dropout", "pdrop"): "dropout is not supported; use --weight-decay and --stop-after against overfitting",
-    ("lora", "qlora", "peft", "adapter", "adapters"): "LoRA and other adapters are not supported; all weights are trained",
+    ("qlora", "dora", "rslora"): "of adapters only LoRA is supported, on weights as they are stored; see --lora",
     ("quantize", "quantization", "load_in_8bit", "load_in_4bit"):
         "quantized weights are not supported; use --device-memory, --host-memory and --spill to limit memory",
     ("optimizer", "optim", "sgd", "lion", "muon"): "AdamW is the only optimizer; set it with --lr, --beta1 and --weight-decay",

@@ -60,14 +60,18 @@ def flag(name: str, value: Any = None) -> str:
 
 
 def typed(name: str, value: Any) -> str:
-    """Return an option with its value, as on a command line."""
+    """Return an option with its value or values, as on a command line."""
+    if isinstance(value, tuple):
+        return " ".join(f"{flag(name)} {item}" for item in value)
     return flag(name, value) if isinstance(value, bool) else f"{flag(name, value)} {value}"
 
 
 def shown_value(name: str, value: Any) -> str:
     """Return a remembered value for a message: a switch as it is typed, any other option by its value."""
-    if value is None:
+    if value is None or value == ():
         return "the default"
+    if isinstance(value, tuple):
+        return typed(name, value)
     return flag(name, value) if isinstance(value, bool) else str(value)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from asynctile.cli import values
 from asynctile.cli.option import option, options_of
 
-__all__ = ["CHANGEABLE", "CHECKS", "CONSTANT", "FORGOTTEN", "PLACEMENT", "SCHEDULES", "Options"]
+__all__ = ["CHANGEABLE", "CHECKS", "CONSTANT", "FORGOTTEN", "PLACEMENT", "REPEATABLE", "SCHEDULES", "Options"]
 
 CONSTANT = "constant"
 #: How the learning rate continues after the warm-up. The first is the default.
@@ -23,6 +23,7 @@ _LAST_RATE = 0.1
 
 _DATA = "data and model"
 _PLACE = "device and memory (sizes are written like 512MiB, or none; the memory options do not change the result)"
+_TUNING = "trained part of the model"
 _STEP = "training step"
 _OPTIMIZER = "optimizer and learning rate"
 _LENGTH = "length of the run"
@@ -50,6 +51,16 @@ class Options:
         None, values.name, "bytes|FILE|DIR|bpe:N",
         "bytes, a tokenizer.json, a vocab.json with merges.txt beside it, a folder with either, or bpe:N to train a byte-pair "
         "encoding of N tokens on the data (default: the model folder's tokenizer, else bytes)", group=_DATA, plans=True)
+
+    lora: str | None = option(
+        None, values.adapter, "r=N,alpha=X,targets=NAME+NAME",
+        "train an adapter on the frozen weights of the model that --model names: of rank r, its outputs scaled by alpha / r, "
+        "on the layers whose names end with a target; each setting may be left out, for r=16, alpha=32 and the targets of "
+        "PEFT, c_attn of a GPT-2, else q_proj+v_proj (default: none)", group=_TUNING, plans=True)
+    freeze: tuple[str, ...] = option(
+        (), values.name, "PATTERN",
+        "do not train the tensors whose names match, such as 'wte*' or '*.bias'; * stands for any characters; may be repeated "
+        "(default: none)", group=_TUNING, plans=True, repeatable=True)
 
     batch_size: int = option(
         12, values.count, "B", "sequences per batch; a step trains on --gradient-accumulation batches (default: {default})",
@@ -233,8 +244,9 @@ class Options:
         return min(100, self.steps // 10) if self.warmup is None else self.warmup
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that a run remembers."""
-        return {name: value for name, value in asdict(self).items() if name not in FORGOTTEN}
+        """Return the options that a run remembers; what may be typed several times as a list."""
+        found = {name: value for name, value in asdict(self).items() if name not in FORGOTTEN}
+        return {name: list(value) if name in REPEATABLE else value for name, value in found.items()}
 
 
 _TABLE = options_of(Options)
@@ -246,5 +258,7 @@ CHECKS = {name: entry.check for name, entry in _TABLE.items() if entry.check is 
 CHANGEABLE = frozenset(name for name, entry in _TABLE.items() if entry.changeable)
 #: Options that the user passes to each call and no file can set, for instance which file to write.
 FORGOTTEN = frozenset(name for name, entry in _TABLE.items() if entry.forgotten)
+#: Options that may be typed several times; run.json holds their values as a list.
+REPEATABLE = frozenset(name for name, entry in _TABLE.items() if entry.repeatable)
 #: The options that open an engine.
 PLACEMENT = ("device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision")

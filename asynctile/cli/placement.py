@@ -11,6 +11,7 @@ import warnings
 from dataclasses import replace
 
 from asynctile import Engine
+from asynctile.cli.model import adapters_of
 from asynctile.cli.option import flag
 from asynctile.cli.options import Options
 from asynctile.device.base import Report
@@ -19,6 +20,7 @@ from asynctile.errors import BudgetError
 from asynctile.layers.config import Config
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
+from asynctile.layers.tuning import Tuning
 from asynctile.schedule.rates import Rates
 from asynctile.share import runtime_of
 from asynctile.storage.limits import found
@@ -44,8 +46,8 @@ def machine_of(options: Options) -> Machine:
 def work_of(options: Options, seq_len: int) -> Work:
     """Return the work of a training step on sequences of `seq_len` tokens."""
     return Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, replicas=options.replicas,
-                tile=options.tile, recompute=options.recomputing, clip_norm=options.clip_norm,
-                update=options.update)  # fmt: skip
+                tile=options.tile, recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update,
+                tuning=Tuning(adapters_of(options), options.freeze))  # fmt: skip
 
 
 def warn_of_excess(options: Options) -> None:

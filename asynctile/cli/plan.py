@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.fitting import check_devices
-from asynctile.cli.model import choose_shape, length_of
+from asynctile.cli.model import choose_shape, length_of, tuning_of
 from asynctile.cli.options import Options
 from asynctile.cli.placement import warn_of_excess
 from asynctile.cli.planning import plan_of
@@ -59,6 +59,7 @@ def run(given: dict[str, Any]) -> int:
         warn_of_excess(options)
     check_path(options.trace)
     shape = choose_shape(options, expected_vocab_size(options))
+    tuning_of(options, shape)  # refuses settings that do not fit the model
     shown = _Shown()
     with _Stages() as stages, without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from asynctile.cli.config_file import read_config
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.option import flag, shown_value, typed
-from asynctile.cli.options import CHANGEABLE, CHECKS, CONSTANT, FORGOTTEN, Options
+from asynctile.cli.options import CHANGEABLE, CHECKS, CONSTANT, FORGOTTEN, REPEATABLE, Options
 from asynctile.layers.gpt2.config import STANDARD
 from asynctile.storage.input import shown
 
@@ -106,11 +106,14 @@ def _beside(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, An
 
 def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the options of run.json, each checked as on a command line."""
-    kinds, found = get_type_hints(Options), {}
+    kinds, found = get_type_hints(Options), dict[str, Any]()
     for option in ({field.name for field in fields(Options)} - FORGOTTEN) & recorded.keys():
-        value, kind = recorded[option], kinds[option]
+        value, kind = recorded[option], str if option in REPEATABLE else kinds[option]
         whole_for_float = kind in (float, float | None) and type(value) is int
         try:
+            if option in REPEATABLE:
+                found[option] = tuple(_texts(option, value))
+                continue
             if not (isinstance(value, kind) or whole_for_float) or (isinstance(value, bool) and kind != bool | None):
                 raise argparse.ArgumentTypeError(f"{shown(value)} cannot be used")
             found[option] = value if value is None or isinstance(value, bool) else CHECKS[option](str(value))
@@ -118,6 +121,13 @@ def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder / 'run.json'} was damaged or edited: {option}: {error}; restore the file, or "
                              "start a new run with another --out") from error
     return found
+
+
+def _texts(option: str, value: Any) -> Iterator[Any]:
+    """Return the checked values of an option that may be typed several times."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise argparse.ArgumentTypeError(f"{shown(value)} cannot be used")
+    return (CHECKS[option](item) for item in value)
 
 
 def _is_same_place(one: str | None, other: str | None) -> bool:

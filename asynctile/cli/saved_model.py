@@ -1,46 +1,81 @@
-"""A saved model, named by the folder of a run, of a checkpoint, or of any model.
+"""A saved model, named by the folder of a run, of a checkpoint, of any model, or of an adapter.
 
-Covers `find_model` and `run_of`. The model's `from_pretrained` reads the weights; model.py finds those that a run starts from.
+Covers `find_model`, `weights_in`, `adapter_in` and `run_of`. An adapter's folder names its base. The model's `from_pretrained`
+reads the weights; model.py finds those that a run starts from.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from asynctile import Engine
 from asynctile.cli.run_folder import RunFolder
 from asynctile.errors import CheckpointError
+from asynctile.layers import Model
+from asynctile.layers.adapter_files import ADAPTER_CONFIG, base_named_in, is_adapter
 from asynctile.layers.foreign import of_folder
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
+from asynctile.storage.input import shown
 
-__all__ = ["find_model", "run_of"]
+__all__ = ["Saved", "adapter_in", "find_model", "run_of", "weights_in"]
 
 
-def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokenizer]:
-    """Return the folder of the weights and the tokenizer of a run or a model folder."""
-    if not (folder / "run.json").is_file() and (other := of_folder(folder)) is not None:
-        raise ValueError(other)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name the folder of a run (with run.json) or of a model (with "
-                         "config.json)")
-    weights = folder
-    if (folder / "run.json").is_file():
-        run = RunFolder.open(folder)
-        checkpoints = run.checkpoints.all()
-        if not checkpoints:
-            other = f", or name {folder / 'checkpoints' / 'best'}" if run.checkpoints.has_best else ""
-            raise CheckpointError(f"the run {folder} has no checkpoint yet; let it train until its first{other}")
-        weights = checkpoints[-1]
-    elif not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name a folder that does")
+@dataclass(frozen=True)
+class Saved:
+    """Where a model is. weights: the folder of its weights. adapter: that of an adapter of these weights; None: it has none."""
+
+    weights: Path
+    adapter: Path | None = None
+
+    def __str__(self) -> str:
+        """Return both folders, for messages."""
+        return str(self.weights) if self.adapter is None else f"{self.weights} with the adapter {self.adapter}"
+
+    async def open(self, engine: Engine) -> Model:
+        """Return the model on an engine."""
+        model = await Model.from_pretrained(engine, self.weights)
+        if self.adapter is not None:
+            await model.load_adapter(self.adapter)
+        return model
+
+
+def find_model(folder: Path, named_tokenizer: str | None, adapter: str | None = None) -> tuple[Saved, Tokenizer]:
+    """Return where the model of a run, model or adapter folder is, and its tokenizer. adapter: as --adapter names one."""
+    place = _place_in(folder)
+    if adapter is not None:
+        if is_adapter(place):
+            raise ValueError(f"{folder} is an adapter itself; name the base there, and one adapter with --adapter")
+        saved = Saved(place, adapter_in(Path(adapter)))
+    else:
+        saved = Saved(_base_of(place), place) if is_adapter(place) else Saved(place)
     if named_tokenizer is not None:
         if named_tokenizer.startswith("bpe:"):
             raise ValueError(f"--tokenizer {named_tokenizer} would train a new tokenizer, which the model does not know; name "
                              "the file of the model's own tokenizer, or bytes")
-        return weights, load_tokenizer(named_tokenizer, ())
-    if not has_tokenizer(folder):
-        raise ValueError(f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; name its tokenizer with "
-                         "--tokenizer, such as --tokenizer bytes")
-    return weights, open_tokenizer(folder)
+        return saved, load_tokenizer(named_tokenizer, ())
+    for owner in (saved.adapter if adapter is not None else None, folder, saved.weights):
+        if owner is not None and has_tokenizer(owner):
+            return saved, open_tokenizer(owner)
+    raise ValueError(f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; name its tokenizer with "
+                     "--tokenizer, such as --tokenizer bytes")
+
+
+def weights_in(folder: Path) -> Path:
+    """Return the folder of the weights of a run or a model; ValueError for an adapter."""
+    place = _place_in(folder)
+    if is_adapter(place):
+        raise ValueError(f"{folder} is an adapter, expected its base: the folder of a model")
+    return place
+
+
+def adapter_in(folder: Path) -> Path:
+    """Return the folder of the adapter of a run, or the folder itself if it is an adapter's; ValueError otherwise."""
+    place = _place_in(folder)
+    if not is_adapter(place):
+        raise ValueError(f"{folder} holds a model and no adapter; name the folder of a run with --lora, or one with "
+                         f"{ADAPTER_CONFIG}")
+    return place
 
 
 def run_of(folder: Path) -> RunFolder | None:
@@ -48,3 +83,34 @@ def run_of(folder: Path) -> RunFolder | None:
     place = folder.absolute()
     runs = [place, *([place.parents[1]] if place.parent.name == "checkpoints" else [])]
     return next((RunFolder.open(run) for run in runs if (run / "run.json").is_file()), None)
+
+
+def _place_in(folder: Path) -> Path:
+    """Return the newest checkpoint of a run, or the folder itself if it holds a model or an adapter; ValueError otherwise."""
+    if is_adapter(folder):
+        return folder
+    if not (folder / "run.json").is_file() and (other := of_folder(folder)) is not None:
+        raise ValueError(other)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; name the folder of a run (with run.json) or of a model (with "
+                         "config.json)")
+    if (folder / "run.json").is_file():
+        run = RunFolder.open(folder)
+        checkpoints = run.checkpoints.all()
+        if not checkpoints:
+            other = f", or name {folder / 'checkpoints' / 'best'}" if run.checkpoints.has_best else ""
+            raise CheckpointError(f"the run {folder} has no checkpoint yet; let it train until its first{other}")
+        return checkpoints[-1]
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name a folder that does")
+    return folder
+
+
+def _base_of(adapter: Path) -> Path:
+    """Return the folder of the base that an adapter names; ValueError if it is not here."""
+    named = base_named_in(adapter)
+    if named is None or not Path(named).is_dir():
+        what = "names no base" if named is None else f"names the base {shown(named)}, which is no folder here"
+        raise ValueError(f"{adapter} holds {ADAPTER_CONFIG}, an adapter without its base model: it {what}; name the folder of "
+                         f"the base, and the adapter with --adapter {adapter}")
+    return Path(named)

@@ -254,7 +254,7 @@ class Session:
         await self._describe()
         # A torn model names the last checkpoint, from which training can continue.
         checkpoint = model.last_checkpoint
-        await model.save_pretrained(path)
+        await (model.save_pretrained(path) if model.adapter is None else model.save_adapter(path))
         model_state_of(model).last_checkpoint = checkpoint
         await self.callbacks.saved(step, path)
 

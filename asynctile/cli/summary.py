@@ -43,7 +43,11 @@ async def finish(session: Session) -> bool:
     if picture.suffix == ".svg":
         note("for a PNG picture install matplotlib: pip install 'asynctile[plot]'")
     note(f"to use the model: asynctile generate {folder.path} --prompt TEXT")
-    note(f"Hugging Face transformers can load {folder.checkpoints.all()[-1]} as it is")
+    newest = folder.checkpoints.all()[-1]
+    if session.trainer.model.adapter is None:
+        note(f"Hugging Face transformers can load {newest} as it is")
+    else:
+        note(f"PEFT can load {newest} onto its base as it is; asynctile merge BASE {newest} OUT makes one model of both")
     return True
 
 

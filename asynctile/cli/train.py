@@ -26,7 +26,16 @@ from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_devices, check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
-from asynctile.cli.model import choose_shape, companions_with, follow, length_of, new_trainer, open_model
+from asynctile.cli.model import (
+    check_base,
+    choose_shape,
+    companions_with,
+    follow,
+    length_of,
+    new_trainer,
+    open_model,
+    tuning_of,
+)
 from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of, refusal_of_step, warn_of_excess
 from asynctile.cli.precedence import new_options, resumed_options
@@ -39,8 +48,9 @@ from asynctile.cli.tracing import Tracing, check_path
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
-from asynctile.layers.config import Config
+from asynctile.layers.config import STATES_NBYTES, Config
 from asynctile.layers.data import Batches
+from asynctile.layers.model import model_state_of
 from asynctile.layers.special_tokens import token_ids
 from asynctile.schedule.rates import Rates
 from asynctile.share import runtime_of
@@ -137,7 +147,8 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
     # Before anything is created: a mistyped path is the most likely mistake.
     check_data(options)
-    choose_shape(options, expected_vocab_size(options))  # and a tokenizer may take minutes to train
+    check_base(options)
+    tuning_of(options, choose_shape(options, expected_vocab_size(options)))  # and a tokenizer may take minutes to train
     options = replace(options, tokenizer=choose_tokenizer(options))
     callbacks = open_callbacks(options.callback, options.tensorboard)
     assert options.out is not None
@@ -273,7 +284,9 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]
     runtime = runtime_of(engine)
     each = " on each device" if runtime.devices > 1 else ""
     spill = [] if options.spill is None else [f"tiles that do not fit into RAM spill to {options.spill}"]
-    return [f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on {engine.device} in "
+    trained, total = model_state_of(session.trainer.model).tuning.counts(shape)
+    size = f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters are trained"
+    return [f"{size}, {format_size(STATES_NBYTES * trained)} of states, on {engine.device} in "
             f"{engine.precision} with a memory cap of {format_size(runtime.device_cap)}{each}",
             *spill,
             f"{tokens:,} training tokens; writing to {folder.path}",

@@ -10,13 +10,15 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 from asynctile.storage.input import shown
 from asynctile.storage.sizes import parse_size
 
 __all__ = [
-    "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_of_class", "name_or_none", "natural", "one_of",
-    "positive", "power_of_two", "share", "size", "size_or_none", "steps",
+    "adapter", "adapter_settings", "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_of_class",
+    "name_or_none", "natural",
+    "one_of", "positive", "power_of_two", "share", "size", "size_or_none", "steps",
 ]  # fmt: skip
 
 #: The value that removes an option from a resumed run.
@@ -28,6 +30,23 @@ _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", r
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 #: Seconds; the longest time that the system's clock functions still accept.
 _LONGEST = 10**9
+
+
+def adapter(text: str) -> str:
+    """Return the settings of an adapter, r=N, alpha=X and targets=NAME+NAME, each at most once, separated by commas."""
+    adapter_settings(text)
+    return text
+
+
+def adapter_settings(text: str) -> dict[str, Any]:
+    """Return the settings of an adapter as `adapter` writes them: r a count, alpha a positive number, targets a tuple."""
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in _ADAPTER or key in found or not value:
+            raise _refusal(text, "settings such as r=16,alpha=32,targets=q_proj+v_proj, each at most once")
+        found[key] = _ADAPTER[key](value)
+    return found
 
 
 def name_of_class(text: str) -> str:
@@ -182,3 +201,14 @@ def _number(text: str) -> float:
 
 def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{shown(text)} cannot be used; expected {expected}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split("+"))
+    if not all(names):
+        raise _refusal(text, "names of layers, such as q_proj+v_proj")
+    return names
+
+
+#: The settings of an adapter, by key, each with its check.
+_ADAPTER: dict[str, Callable[[str], Any]] = {"r": count, "alpha": positive, "targets": _names}

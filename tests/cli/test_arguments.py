@@ -51,7 +51,7 @@ def test_version(program: Program) -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     ("trian", "unknown command 'trian'; did you mean train? (see asynctile --help)"),
-    ("xyz", "unknown command 'xyz'; expected one of train, evaluate, generate, plan, stress, info"),
+    ("xyz", "unknown command 'xyz'; expected one of train, evaluate, generate, merge, plan, stress, info"),
     ("--versoin", "asynctile: unknown arguments: --versoin; did you mean --version?"),
     ("train --batchsize 3", "asynctile train: unknown arguments: --batchsize 3; did you mean --batch-size?"),
     ("plan --device-memry=3MiB", "did you mean --device-memory?"),
@@ -68,8 +68,9 @@ def test_version(program: Program) -> None:
     ("train --flash 1", "unknown arguments: --flash 1 (see"),
     ("train --dropout 0.1", "unknown arguments: --dropout 0.1; dropout is not supported; use --weight-decay"),
     ("train --attn-pdrop 0.1", "dropout is not supported"),
-    ("train --lora 8", "unknown arguments: --lora 8; LoRA and other adapters are not supported"),
-    ("plan --lora_rank=8", "LoRA and other adapters are not supported"),
+    ("train --qlora 8", "unknown arguments: --qlora 8; of adapters only LoRA is supported"),
+    ("plan --lora_rank=8", "unknown arguments: --lora_rank=8; did you mean --lora?"),
+    ("train --target-modules q_proj", "did you mean --lora?"),
     ("train --num-gpus 2", "name several GPUs with --device, such as cuda:0-3, and let them share --replicas"),
     ("train --n-layer 3", "set the shape of a new model with --model"),
     ("info --wxyz", "asynctile info: unknown arguments: --wxyz (see asynctile info --help)"),
