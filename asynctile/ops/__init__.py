@@ -2,7 +2,7 @@
 
 Letters for dtypes: T stands for float32 or bf16 (asynctile/program/precision.py), the same for every T of an operation, and so
 does U. Tiles without a letter are float32; tokens and targets are int32. Kernels compute in float32 or wider whatever T and U
-are; those of the CPU have float32 only.
+are. Those of the CPU have float32 only, except that `copy` and the embeddings also read bf16.
 
 Letters for shapes: R rows of a tile (tokens), C columns, K inner columns, g heads in a column tile (of queries, where keys have
 fewer heads, c), hs columns of one head, V rows of a vocabulary tile. A row tile holds `seqs` whole sequences of R / seqs tokens

@@ -7,7 +7,7 @@ from asynctile.storage.tile import Tile
 
 
 def copy(source: Tile, target: Tile) -> Operation:
-    """Set target (U) = source (T), any shape; bf16 is rounded to nearest even. Kernel: copy(source, target)."""
+    """Set target (U) = source (T), any shape, rounded to nearest even if U is bf16. Kernel: copy(source, target)."""
     expect("copy", target, source.shape)
     return Operation("copy", (source, target), "rw")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asynctile.kernels import cpu
-from asynctile.kernels.bf16 import to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from tests.kernels.values import DTYPES, poison, random, typed, wide
 
 SHAPES = [(1,), (17,), (3, 5), (129, 100)]
@@ -36,6 +36,14 @@ def test_a_copy_in_one_dtype_keeps_every_bit(machine, dtype):
     bits, y = np.arange(2**16, dtype=np.uint16), poison(2**16, dtype=dtype)
     machine.run("copy", [bits, y], ())
     np.testing.assert_array_equal(y, bits)
+
+
+def test_a_copy_to_float32_is_exact_for_every_bf16_number(machine):
+    bits, y = np.arange(2**16, dtype=np.uint16).reshape(256, 256), poison(256, 256)
+    machine.run("copy", [bits, y], ())
+    numbers = np.isfinite(from_bf16(bits))
+    assert y[numbers].tobytes() == from_bf16(bits)[numbers].tobytes()
+    np.testing.assert_array_equal(y, from_bf16(bits))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

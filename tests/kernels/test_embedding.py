@@ -56,6 +56,18 @@ def test_tokens(machine, rows, vocabulary, height, columns, dtype):
     assert_close(np.vstack(found), expected, 1e-6)
 
 
+def test_rows_of_a_bf16_table_are_embedded_as_their_float32_copy_is(machine):
+    table, tokens = random(1, 30, 33, dtype="bf16"), np.array([3, 29, 3, 0, 70, 11], np.int32)
+    before, found = random(2, 6, 33), []
+    for tile in (table, wide(table).astype(np.float32)):
+        x, placed = before.copy(), before.copy()
+        machine.run("embed_tokens", [tokens, tile, x], (2,))
+        machine.run("embed_positions", [tile, placed], (2, 4, 5))
+        found.append((x.tobytes(), placed.tobytes()))
+    assert found[0] == found[1]
+    assert before.tobytes() not in found[0]
+
+
 def test_one_token_everywhere(machine):
     tokens, dx, dwte = np.full(3000, 9, np.int32), random(1, 3000, 12), random(2, 40, 12)
     expected = wide(dwte)

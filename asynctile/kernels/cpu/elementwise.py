@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.kernels.cpu.bf16 import bf16_of
+from asynctile.kernels.cpu.bf16 import bf16_of, float_of
 from asynctile.kernels.cpu.jit import FLAG, HALF, REAL, ROW, TILE, kernel, piece
 
 #: Columns summed at a time, in a float64 buffer of 8 KiB.
@@ -15,12 +15,12 @@ COLUMNS = 1024
 ROWS = 8
 
 
-@kernel((ROW, ROW), (TILE, TILE))
+@kernel((ROW, ROW), (TILE, TILE), (HALF, TILE))
 def copy(source: Any, target: Any) -> None:
-    """target = source."""
+    """target = source, in float32."""
     x, y = source.reshape(-1), target.reshape(-1)
     for i in range(x.size):
-        y[i] = x[i]
+        y[i] = float_of(x[i])
 
 
 @kernel((ROW, ROW), (TILE, TILE))

@@ -6,6 +6,7 @@ from numba import njit, typeof
 
 from asynctile.execute.workers import native
 from asynctile.execute.workers.layout import layout
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.kernels.cpu import KERNELS, warm
 from asynctile.kernels.cpu.jit import SIGNATURES
 from tests.execute.workers.schedules import compiled, fail, mark, overdraw, room
@@ -41,6 +42,7 @@ def examples():
     yield "adamw", [*rows, np.abs(rows[1]), np.abs(random(9, 9))], (False, 2), True
     yield "sum_squares", [rows[0]], (2,), True
     yield "copy", rows[:2], (), False
+    yield "copy", [to_bf16(random(1, 30, 11)), random(2, 30, 11)], (), False
     yield "add", rows[:2], (), False
     yield "fill", rows[:1], (-0.25,), False
     yield "scale", rows[:1], (-0.25,), False
