@@ -85,17 +85,19 @@ class Activations:
     """Counts of the tiles of each size that are alive at once in a step, for every number of parts that keep activations.
 
     kind: that of a program with a backward pass. tiling, rows: how the model and the batch are cut into tiles. Each block
-    counts as one that trains whatever any block trains.
+    counts as one that trains whatever any block trains. stored: as in Parameters.
     """
 
     def __init__(
-        self, kind: str, config: Config, tiling: Tiling, rows: Rows, precision: str = "fp32", tuning: Tuning = WHOLE
+        self, kind: str, config: Config, tiling: Tiling, rows: Rows, precision: str = "fp32", tuning: Tuning = WHOLE,
+        stored: frozenset[str] = frozenset(),
     ) -> None:
         self.parts = parts_of(config)
         batch = rows.batch, rows.length, rows.micro_batches, rows.replicas
         passes = len(rows.passes) // rows.replicas
         self._inputs, self._again, self._kept = _of_one_block(
-            kind, replace(config, n_layer=1), tiling.tile, tiling.grain, batch, passes, precision, tuning.of_one_block(config)
+            kind, replace(config, n_layer=1), tiling.tile, tiling.grain, batch, passes, precision, tuning.of_one_block(config),
+            stored,
         )
 
     def counts(self, kept: int) -> Counter[int]:
@@ -142,14 +144,14 @@ def sizes_of(tiles: Iterable[Tile]) -> Counter[int]:
 @lru_cache(maxsize=64)
 def _of_one_block(
     kind: str, config: Config, tile: int, grain: Grain, batch: tuple[int, int, int, int], passes: int, precision: str,
-    tuning: Tuning,
+    tuning: Tuning, stored: frozenset[str],
 ) -> tuple[Counter[int], list[Stretch], list[Stretch]]:
     """Return the sizes of the inputs of a one-block program, and its stretches without and with kept activations.
 
     batch: as the arguments of `Tiling.rows`. Cached, because a plan and its run ask for the same, and so do several models.
     """
     tiling = Tiling(config, tile, grain)
-    rows, parameters = tiling.rows(*batch).in_passes(passes), Parameters(config, tiling, precision, tuning)
+    rows, parameters = tiling.rows(*batch).in_passes(passes), Parameters(config, tiling, precision, tuning, stored)
     program, begins = record_parts(kind, parameters, rows)
     kept = _stretches(*record_parts(kind, parameters, rows, kept=parts_of(config)))
     return sizes_of(program.inputs.values()), _stretches(program, begins), kept

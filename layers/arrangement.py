@@ -208,8 +208,9 @@ class _Step:
     def _activations(self, rows: Rows) -> Activations:
         passes = len(rows.passes)
         if passes not in self._foreseen:
-            config, tiling, tuning = self.parameters.config, self.parameters.tiling, self.parameters.tuning
-            self._foreseen[passes] = Activations(self.kind, config, tiling, rows, self.precision, tuning)
+            own = self.parameters
+            self._foreseen[passes] = Activations(
+                self.kind, own.config, own.tiling, rows, self.precision, own.tuning, own.stored)
         return self._foreseen[passes]
 
 

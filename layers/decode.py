@@ -47,7 +47,7 @@ class Decoding(Recording):
 
     def __init__(self, parameters: Parameters, caches: Caches, rows: int, pages: Sequence[int], wanted: int) -> None:
         self.devices = used(pages)
-        super().__init__("decode", parameters, _rows(len(self.devices), rows))
+        super().__init__("decode", parameters, _rows(len(self.devices), rows), carriers=self.devices)
         self.wanted = _rows(len(self.devices), wanted)
         given = self.program.input
         self.cached = [

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -60,7 +60,7 @@ class Base:
 class Pretrained:
     """An open model folder, checked as a whole: config, names, shapes, checksums if it has them, and a tied head.
 
-    A context manager. companions: the files beside the weights, by name.
+    A context manager. companions: the files beside the weights, by name. stored: the matrices that the file has in bf16.
     """
 
     def __init__(self, path: str | os.PathLike[str], tick: Callable[[], object] = bool) -> None:
@@ -92,13 +92,16 @@ class Pretrained:
             # After _match, so that a file of the wrong length is found without reading it.
             check_files(self.path, self._reader.files, tick)
             self._check_tied()
+            self.stored = frozenset(name for name, shape in shapes(self.config)
+                                    if len(shape) == 2 and self._reader.dtype(self._names[name]) == "BF16")
         except BaseException:
             self._reader.close()
             raise
 
-    def read(self, parameter: Parameter, key: tuple[int, int]) -> NDArray[np.float32]:
-        """Return one tile of a parameter, float32."""
-        return self._reader.read(self._names[parameter.name], parameter.index(*key))
+    def read(self, parameter: Parameter, key: tuple[int, int]) -> NDArray[Any]:
+        """Return one tile of a parameter: float32, or the bits of the file if the parameter keeps bf16."""
+        read = self._reader.bits if parameter.stored else self._reader.read
+        return read(self._names[parameter.name], parameter.index(*key))
 
     def piece(self, name: str, index: tuple[slice, ...]) -> NDArray[np.float32]:
         """Return a rectangle of one of our tensors, float32."""

@@ -62,9 +62,10 @@ def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = 
     weight = recording.parameters.head
     tiles = recording.grid("logits", recording.tiling["vocab"], dtype)
     for k in recording.columns:
+        w = recording.weight(weight, (v, k))
         for row in rows:
             tile, begun = tiles.open(row, v)
-            operation = recording.product(x[row.index, k], weight.compute[v, k], tile, tb=True, accumulate=begun)
+            operation = recording.product(x[row.index, k], w.of(row), tile, tb=True, accumulate=begun)
             recording.program.add(operation)
     return tiles
 
@@ -104,10 +105,11 @@ def _backward(
             recording.targets[r], stats[r, 0], recording.scale, dlogits[r, v],
             column=vocabulary.offsets[v], padding=vocabulary.padding(v)))  # fmt: skip
     for k in reversed(recording.columns):
+        w = recording.weight(weight, (v, k))
         for row in rows:
             r = row.index
             dx, begun = dinp.open(row, k)
-            add(gemm(dlogits[r, v], weight.compute[v, k], dx, accumulate=begun))
+            add(gemm(dlogits[r, v], w.of(row), dx, accumulate=begun))
             if weight.trains:
                 dweight, begun = gradients.open(weight, v, k)
                 add(gemm(dlogits[r, v], x[r, k], dweight, ta=True, accumulate=begun))

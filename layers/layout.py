@@ -6,9 +6,11 @@ a size. Whether the tensors exist is for a file or a budget to show. config.py d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from math import prod
 
-from asynctile.layers.config import Config
+from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.program.precision import BF16
 
 
 def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -21,6 +23,12 @@ def tensor_count(config: Config) -> int:
     """Return the number of tensors."""
     first, block, last = config.first_tensors(), config.block_tensors(0), config.last_tensors()
     return sum(1 for _ in first) + config.n_layer * sum(1 for _ in block) + sum(1 for _ in last)
+
+
+def weights_nbytes(config: Config, stored: Collection[str] = ()) -> int:
+    """Return the bytes of all weights: float32, or bf16 where the name of a tensor is among `stored`."""
+    kept = sum(prod(shape) for name, shape in shapes(config) if name in stored) if stored else 0
+    return WEIGHT_NBYTES * config.parameter_count - (WEIGHT_NBYTES - BF16.itemsize) * kept
 
 
 def tile_count(config: Config, tile: int, pitch: int = 1) -> int:

@@ -29,13 +29,13 @@ def forward(
     last = weight.inputs - 1
     add = recording.program.add
     for k, n in visits:
-        w = weight.compute[weight.through(k, n)]
+        w = recording.weight(weight, weight.through(k, n))
         b = bias.compute[n, 0] if bias is not None and k == last else None
         for row in rows:
             tile, begun = out.open(row, n)
             source = residual[row.index, n] if residual and not begun else None
             operation = recording.product(
-                x[row.index, k], w, tile, tb=weight.transposed, accumulate=begun, bias=b, source=source)
+                x[row.index, k], w.of(row), tile, tb=weight.transposed, accumulate=begun, bias=b, source=source)
             add(operation)
     adapter.forward(recording, rows, x, layer, visits, out)
 
@@ -53,12 +53,12 @@ def backward(
     of_weight = x if weight.trains else None
     for k, n in visits:
         key = weight.through(k, n)
-        w = weight.compute[key]
+        w = recording.weight(weight, key)
         for row in rows:
             r = row.index
             if dinp is not None:
                 dx, begun = dinp.open(row, k)
-                add(gemm(dout[r, n], w, dx, tb=not weight.transposed, accumulate=begun))
+                add(gemm(dout[r, n], w.of(row), dx, tb=not weight.transposed, accumulate=begun))
             if of_weight is not None:
                 dweight, begun = gradients.open(weight, *key)
                 a, b = (dout[r, n], of_weight[r, k]) if weight.transposed else (of_weight[r, k], dout[r, n])

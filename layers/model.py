@@ -36,7 +36,7 @@ from asynctile.layers.source import InPlace, Source
 from asynctile.layers.telling import told_save
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.versions import Versions
-from asynctile.layers.weight_dtype import DTYPES, FLOAT32, check_dtype
+from asynctile.layers.weight_dtype import DTYPES, FLOAT32, STORED, check_dtype, check_kept
 from asynctile.layers.weight_files import SHARD_NBYTES, write_checksums, write_model
 from asynctile.share import Share, runtime_of
 from asynctile.storage.input import shown
@@ -93,20 +93,26 @@ class Model:
         return await runtime.call(job(), undo=cls.release)
 
     @classmethod
-    async def from_pretrained(cls, engine: Share, path: str | os.PathLike[str], *, tile: int | None = None) -> Self:
+    async def from_pretrained(
+        cls, engine: Share, path: str | os.PathLike[str], *, tile: int | None = None, weights: str = FLOAT32
+    ) -> Self:
         """Load a model in the Hugging Face layout: a folder with config.json and model.safetensors (or shards).
 
+        weights: "float32" converts every weight, exactly. "stored" keeps the matrices that the file has in bfloat16 as they
+        are, in half the memory, for texts, logits and losses with the same bits; such matrices cannot be trained.
+
         CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute something else
-        (another activation, quantised weights); BudgetError as `create`; TypeError unless `engine` is an engine or a share.
+        (another activation, quantised weights) or another value of weights; BudgetError as `create`; TypeError unless `engine`
+        is an engine or a share.
         """
-        runtime = runtime_of(engine)
+        runtime, is_stored = runtime_of(engine), check_kept(weights) == STORED
 
         async def job() -> Self:
             files = runtime.files(f"the load of {os.fspath(path)}")
             with ExitStack() as opened:  # entered in the thread, so that a cancelled load closes it too
                 source = await files.run(lambda: opened.enter_context(Pretrained(path, files.tick)))
                 cls._check_family(source.config, f"the model in {source.path}")
-                state = ModelState(runtime, source.config, tile)
+                state = ModelState(runtime, source.config, tile, source.stored if is_stored else frozenset())
                 state.companions = checked(source.companions)
                 state.base = await files.run(source.base)
                 await state.set_weights(source.read, files)

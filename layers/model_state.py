@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from asynctile.errors import StalledError, TornModelError
 from asynctile.execute.job import Job
-from asynctile.kernels.bf16 import to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.layers.carriers import forward_table
 from asynctile.layers.companions import Companions
-from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.layers.config import Config
 from asynctile.layers.exchange import Base
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.layout import weights_nbytes
 from asynctile.layers.lora import LoRA
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
@@ -37,6 +38,7 @@ from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.program.needs import demand_of
+from asynctile.program.precision import BF16
 from asynctile.program.program import Program
 from asynctile.runtime import Runtime
 from asynctile.storage.demand import Demand
@@ -49,9 +51,9 @@ _NUMBERS = itertools.count(1)
 
 
 def check_room(runtime: Runtime, tiling: Tiling, nbytes: int) -> None:
-    """Raise BudgetError, without a look at single tiles, if a large model at `nbytes` a parameter fits nowhere at all."""
+    """Raise BudgetError, without a look at single tiles, if a large model of `nbytes` in all fits nowhere at all."""
     if tiling.count > COUNTED_TILES:
-        runtime.tiers.caps.check_room(nbytes * tiling.config.parameter_count)
+        runtime.tiers.caps.check_room(nbytes)
 
 
 class ModelState:
@@ -67,13 +69,16 @@ class ModelState:
     weights now.
     """
 
-    def __init__(self, runtime: Runtime, config: Config, tile: int | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, config: Config, tile: int | None = None, stored: frozenset[str] = frozenset()
+    ) -> None:
+        """Make a model whose tiles have no bytes yet. stored: as in Parameters."""
         self.runtime = runtime
         self.config = config
         self.name = f"{config.model_type}-{next(_NUMBERS)}"
         self.tiling = Tiling(config, tile, runtime.device.grain)
-        check_room(runtime, self.tiling, WEIGHT_NBYTES)
-        self.parameters = Parameters(config, self.tiling, runtime.life.precision)
+        check_room(runtime, self.tiling, weights_nbytes(config, stored))
+        self.parameters = Parameters(config, self.tiling, runtime.life.precision, stored=stored)
         self.tuning = WHOLE
         self.companions: Companions = {}
         self.in_training = False
@@ -107,9 +112,12 @@ class ModelState:
         """Count the moments among the standing tiles from now on.
 
         lora, freeze: new adapters and other frozen tensors, which `tuned` puts in force; none: as it is. ValueError if they do
-        not fit the model, or if it has an adapter or moments already.
+        not fit the model, if it has an adapter or moments already, or if a matrix in bf16 would have to be updated.
         """
-        self.tuning = self._changed(lora, freeze)
+        tuning = self._changed(lora, freeze)
+        if self.parameters.stored:
+            tuning.check_stored(self.config, self.parameters.stored, self.name)
+        self.tuning = tuning
         if not self.in_training:
             self.in_training = True
             self._demands.clear()
@@ -184,7 +192,8 @@ class ModelState:
     async def set_weights(self, value: Any, files: Files | None = None) -> None:
         """Give every weight tile, and its copy, value(parameter, (i, j)), tile by tile, on the device's loop.
 
-        files: reads the values if they come from files; None: they are computed. On an error the model is released.
+        Values have the dtype of the tile. files: reads the values if they come from files; None: they are computed. On an error
+        the model is released.
         """
         self.check_floor()
         try:
@@ -233,7 +242,8 @@ class ModelState:
         """Return one tensor, whole, from its tiles."""
         whole = np.empty(parameter.shape, np.float32)
         for (i, j), piece in zip(tiles, await self.runtime.read_all(tiles.values()), strict=True):
-            whole[parameter.index(i, j)] = parameter.cut(piece, i, j)
+            part = parameter.cut(piece, i, j)
+            whole[parameter.index(i, j)] = from_bf16(part) if part.dtype == BF16 else part
         return whole
 
     async def release(self) -> None:
@@ -256,7 +266,8 @@ class ModelState:
 
     def _check_floor(self, tuning: Tuning) -> None:
         runtime = self.runtime
-        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.life.precision, tuning)
+        stored = self.parameters.stored
+        floor = floor_demand(self.config, self.tiling.tile, runtime.device.grain, runtime.life.precision, tuning, stored)
         runtime.tiers.caps.check_floor(floor)
 
     def tear(self, why: str) -> None:

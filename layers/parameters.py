@@ -44,11 +44,13 @@ class Parameter:
     whether it belongs to an adapter. decay: whether AdamW decays the tensor. mean, std: the normal distribution of new values;
     bound: half the width of their uniform distribution; both 0: constant. transposed: whether the rows of a layer's weight are
     its outputs. title: the name without the prefixes of adapters and of the family.
+
+    stored: whether the weights are bf16 instead of float32, as a file has them. They never change, so they have no moments.
     """
 
     def __init__(
         self, tensor: Tensor, rows: Split, columns: Split | None = None, *, title: str, copied: bool = False,
-        trains: bool = True,
+        trains: bool = True, stored: bool = False,
     ) -> None:
         self.name = tensor.name
         self.title = title
@@ -61,8 +63,9 @@ class Parameter:
         self.bound = tensor.bound
         self.adapts = tensor.name.startswith(PREFIX)
         self.trains = trains
+        self.stored = stored
         self.shape = tuple(split.offsets[-1] for split in (rows, columns) if split is not None)
-        self.weights = self._tiles()
+        self.weights = self._tiles(dtype=BF16 if stored else FP32)
         self.exp_avg, self.exp_avg_sq = self._moments()
         self.copies = self._tiles(".bf16", BF16) if copied else {}
         self.compute = self.copies or self.weights
@@ -129,20 +132,27 @@ class Parameter:
         return {(i, j): Tile(self.label(i, j) + suffix, self._shape(i, j), dtype, persistent=True) for i, j in self.keys()}
 
     def _moments(self) -> tuple[dict[Key, Tile], dict[Key, Tile]]:
-        exp_avg, exp_avg_sq = (self._tiles(f".{family}") if self.trains else {} for family in MOMENTS)
+        exp_avg, exp_avg_sq = (self._tiles(f".{family}") if self.trains and not self.stored else {} for family in MOMENTS)
         return exp_avg, exp_avg_sq
 
 
 class Parameters(Mapping[str, Parameter]):
     """All tensors of a model by Hugging Face name, in the order of a forward pass, then those of its adapters by PEFT's name.
 
-    compute_dtype: the dtype that GEMMs and attention read and write (asynctile/program/precision.py). tuning: says which
-    tensors are trained, and which layers have adapters. ValueError as `LoRA.layers`.
+    precision: of the engine. compute_dtype: the dtype that GEMMs and attention read and write
+    (asynctile/program/precision.py). tuning: says which tensors are trained, and which layers have adapters. stored: the names
+    of the matrices whose tiles are bf16 in every precision, as a file has them; names that the model lacks are ignored.
+    ValueError as `LoRA.layers`.
     """
 
-    def __init__(self, config: Config, tiling: Tiling, precision: str = "fp32", tuning: Tuning = WHOLE) -> None:
+    def __init__(
+        self, config: Config, tiling: Tiling, precision: str = "fp32", tuning: Tuning = WHOLE,
+        stored: frozenset[str] = frozenset(),
+    ) -> None:
         self.config = config
         self.tiling = tiling
+        self.precision = precision
+        self.stored = stored
         self.compute_dtype = compute_dtype(precision)
         self.tuning = tuning
         self._by_name: dict[str, Parameter] = {}
@@ -160,6 +170,10 @@ class Parameters(Mapping[str, Parameter]):
             other._take(parameter.tuned(tuning.trains(self.config, name)))
         other._make(tensor for tensor in tuning.tensors(self.config) if tensor.name not in self)
         return other
+
+    def anew(self) -> Parameters:
+        """Return the same tensors in tiles of their own, of the same shapes and dtypes."""
+        return Parameters(self.config, self.tiling, self.precision, self.tuning, self.stored)
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]
@@ -211,8 +225,12 @@ class Parameters(Mapping[str, Parameter]):
 
     @property
     def states_nbytes(self) -> int:
-        """Bytes of all weights and of the moments of trained tensors, float32, without padding and bf16 copies."""
-        return sum(prod(item.shape) * (STATES_NBYTES if item.trains else WEIGHT_NBYTES) for item in self.values())
+        """Bytes of all weights and of the moments of trained tensors, without padding and bf16 copies."""
+
+        def of_one(item: Parameter) -> int:
+            return BF16.itemsize if item.stored else STATES_NBYTES if item.trains else WEIGHT_NBYTES
+
+        return sum(prod(item.shape) * of_one(item) for item in self.values())
 
     def weights(self) -> Iterator[Tile]:
         """Yield every weight tile, and the bf16 copies if there are any."""
@@ -229,9 +247,10 @@ class Parameters(Mapping[str, Parameter]):
     def _make(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             cuts = [self._cut(axis) for axis in tensor.axes]
-            copied = len(cuts) == 2 and self.compute_dtype != FP32
+            stored = len(cuts) == 2 and tensor.name in self.stored
+            copied = len(cuts) == 2 and self.compute_dtype != FP32 and not stored
             trains, title = self.tuning.trains(self.config, tensor.name), title_of(self.config, tensor.name)
-            self._take(Parameter(tensor, *cuts, title=title, copied=copied, trains=trains))
+            self._take(Parameter(tensor, *cuts, title=title, copied=copied, trains=trains, stored=stored))
 
     def _take(self, parameter: Parameter) -> None:
         self._by_name[parameter.name] = self._by_title[parameter.title] = parameter

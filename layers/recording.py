@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from asynctile.layers.gradients import Gradients
-from asynctile.layers.parameters import Parameters
+from asynctile.layers.parameters import Key, Parameter, Parameters
 from asynctile.layers.rows import Row, Rows
 from asynctile.layers.split import Split
-from asynctile.ops import gemm
+from asynctile.ops import copy, gemm
 from asynctile.ops.adamw import HYPER
 from asynctile.program.operation import Operation
 from asynctile.program.precision import FP32
@@ -56,6 +56,33 @@ class Grid:
         return self.open(row, column)[0]
 
 
+class Weight:
+    """A tile of a matrix, as the products of one visit read it.
+
+    A bf16 tile is widened to a float32 temporary if the program computes in float32: when the first row tile asks for it, and
+    once on each device that carries some of the row tiles.
+    """
+
+    __slots__ = ("_recording", "_tile", "_widened")
+
+    def __init__(self, recording: Recording, tile: Tile) -> None:
+        self._recording = recording
+        self._tile = tile
+        #: the temporaries by device; None: products read the tile itself
+        self._widened: dict[int, Tile] | None = None if tile.dtype == recording.parameters.compute_dtype else {}
+
+    def of(self, row: Row) -> Tile:
+        """Return the tile that the products of a row tile read."""
+        if self._widened is None:
+            return self._tile
+        device = self._recording.device_of(row)
+        if device not in self._widened:
+            program, tile = self._recording.program, self._tile
+            self._widened[device] = program.tile(f"{tile.name}.float32", tile.shape)
+            program.add(copy(tile, self._widened[device]))
+        return self._widened[device]
+
+
 @dataclass(frozen=True, slots=True)
 class Cached:
     """The cache that the rows of one row tile of a generation program attend to: their sequences began in earlier programs.
@@ -78,12 +105,16 @@ class Recording:
     count. scale and gradients exist only if there is a backward pass. cached: by row tile; None if rows are whole sequences.
     product: the operation that multiplies matrices. wanted: the rows whose logits are fetched, the first of each row tile.
     adapters: the adapters of layers that are recorded in part, by direction, layer and first row tile (adapter.py).
+
+    carriers: the device of each replica, or in a forward pass of each group of row tiles; none: one device carries all.
     """
 
     cached: Sequence[Cached] | None = None
     product: Callable[..., Operation] = staticmethod(gemm)
 
-    def __init__(self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Tile] = ()) -> None:
+    def __init__(
+        self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Tile] = (), carriers: Sequence[int] = ()
+    ) -> None:
         self.program = Program(kind)
         self.parameters = parameters
         self.config = parameters.config
@@ -98,6 +129,19 @@ class Recording:
             updates = kind != "gradients"
             hyper = self.program.input("hyper", (HYPER,), np.float32) if updates else None
             self.gradients = Gradients(self.program, kind, rows, hyper, on_host)
+        #: the device of each row tile by its index, if several devices carry rows
+        self._devices: dict[int, int] = {}
+        if carriers:
+            parts = rows.by_replica if self.backward else rows.groups
+            self._devices |= {row.index: device for part, device in zip(parts, carriers, strict=True) for row in part}
+
+    def weight(self, parameter: Parameter, key: Key) -> Weight:
+        """Return a tile of a matrix for the products of one visit."""
+        return Weight(self, parameter.compute[key])
+
+    def device_of(self, row: Row) -> int:
+        """Return the number of the device that carries a row tile."""
+        return self._devices.get(row.index, 0)
 
     @property
     def columns(self) -> range:

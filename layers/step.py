@@ -45,7 +45,7 @@ def record(
     in a forward pass, of each group of row tiles; none: one device carries all. Results are bitwise equal for every `kept`,
     `on_host`, `carriers` and number of passes.
     """
-    recording, begins = _recorded(kind, parameters, rows, kept, on_host)
+    recording, begins = _recorded(kind, parameters, rows, kept, on_host, carriers)
     if not carriers:
         return recording.program
     return carried(recording, carriers, begins) if recording.backward else carried_forward(recording, carriers)
@@ -57,15 +57,15 @@ def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0
     Here a stretch is the entries of one part: each block, the head, each block's backward pass, and the rest. The entries
     before the first stretch belong to the embedding.
     """
-    recording, begins = _recorded(kind, parameters, rows, kept, ())
+    recording, begins = _recorded(kind, parameters, rows, kept)
     return recording.program, begins
 
 
 def _recorded(
-    kind: str, parameters: Parameters, rows: Rows, kept: int, on_host: Collection[Tile]
+    kind: str, parameters: Parameters, rows: Rows, kept: int, on_host: Collection[Tile] = (), carriers: Sequence[int] = ()
 ) -> tuple[Recording, list[int]]:
     parts = parts_of(parameters.config)
-    recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
+    recording, architecture = Recording(kind, parameters, rows, on_host, carriers), architecture_of(parameters.config)
     section = recording.program.section
     begins: list[int] = []
     section("forward", "embedding")

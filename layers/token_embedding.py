@@ -12,7 +12,7 @@ from asynctile.ops import embed_tokens, embed_tokens_backward, fill
 
 
 def forward(recording: Recording, weight: Parameter, x: Grid) -> None:
-    """Add weight[token] to x (R, C) for all row tiles, visiting each weight tile once."""
+    """Add weight[token] to x (R, C) for all row tiles, visiting each weight tile once. The table may be bf16."""
     for v, (begin, _) in enumerate(weight.rows):
         for k in recording.columns:
             for row in recording.rows:

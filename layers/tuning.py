@@ -6,7 +6,7 @@ moments and no gradient. lora.py defines adapters, parameters.py the tiles of bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -40,6 +40,14 @@ class Tuning:
                                  f"have names such as {found[0]}")
         if not any(self.trains(config, name) for name in found):
             raise ValueError(f"freeze is {shown(self.freeze)}, which leaves nothing to train; leave out a pattern")
+
+    def check_stored(self, config: Config, stored: Collection[str], name: str) -> None:
+        """Raise ValueError if a trained tensor is among `stored`, those in bf16. name: of the model, for the message."""
+        found = (tensor.name for tensor in config.tensors() if tensor.name in stored)
+        trained = next((tensor for tensor in found if self.trains(config, tensor)), None)
+        if trained is not None:
+            raise ValueError(f"{name} keeps {trained} in bf16 as its file has it, which no update can change; train adapters "
+                             "alone, or keep its weights in float32 (weights='float32')")
 
     def tensors(self, config: Config) -> Iterator[Tensor]:
         """Yield the tensors of the model, then those of its adapters."""

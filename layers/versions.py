@@ -98,9 +98,7 @@ class Versions:
     def __init__(self, model: ModelState, runtime: Runtime, *, follows: bool = True) -> None:
         self.model = model
         self.runtime = runtime
-        parameters = (
-            Parameters(model.config, model.tiling, model.runtime.life.precision) for _ in range(VERSIONS if follows else 1)
-        )
+        parameters = (model.parameters.anew() for _ in range(VERSIONS if follows else 1))
         self.all = [Version(runtime, model.name, one, self._standing) for one in parameters]
         self.newest = self.all[0]
         #: how long the last publishing took, successful or not, and when it ended

@@ -1,4 +1,4 @@
-"""The dtypes that a model's weights can be saved in, and rounding to them.
+"""The dtypes that a model's weights can be saved in or kept in, and rounding to them.
 
 weight_files.py writes the files. Which dtypes can be read is in asynctile/storage/header.py.
 """
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.kernels.bf16 import to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.program.precision import BF16, FP32
 from asynctile.storage.input import shown
 
-FLOAT32 = "float32"
+FLOAT32, STORED = "float32", "stored"
 #: By the name in config.json, which is PyTorch's: the dtype in the file. bfloat16 is stored as its bits.
 DTYPES: dict[str, np.dtype[Any]] = {FLOAT32: FP32, "float16": np.dtype(np.float16), "bfloat16": BF16}
 #: The same names by the dtype of a file (asynctile/storage/header.py). float64 is wider than anything that is saved.
 NAMES = {"F64": FLOAT32, "F32": FLOAT32, "F16": "float16", "BF16": "bfloat16"}
+#: How the weights of a loaded model can be kept: all in float32, or matrices in bf16 where the file has them so.
+KEPT = FLOAT32, STORED
 #: The largest number of each dtype that is narrower than float32.
 LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
 
@@ -30,11 +32,22 @@ def check_dtype(dtype: object) -> str:
     return dtype
 
 
-def rounded(piece: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
-    """Return float32 values of tensor `name` rounded to `dtype`, to nearest, ties to even. NaN and infinity stay what they are.
+def check_kept(weights: object) -> str:
+    """Return a way to keep the weights of a loaded model; ValueError for anything else."""
+    if not isinstance(weights, str) or weights not in KEPT:
+        raise ValueError(f"weights is {shown(weights)}, expected one of {', '.join(map(repr, KEPT))}")
+    return weights
 
-    ValueError for a finite value that the dtype does not reach.
+
+def rounded(piece: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
+    """Return values of tensor `name` rounded to `dtype`, to nearest, ties to even. NaN and infinity stay what they are.
+
+    piece: float32, or bf16 as its bits, which bfloat16 keeps. ValueError for a finite value that the dtype does not reach.
     """
+    if piece.dtype == DTYPES[dtype]:
+        return piece
+    if piece.dtype == BF16:
+        piece = from_bf16(piece)
     if dtype == FLOAT32:
         return piece
     if dtype == "bfloat16":

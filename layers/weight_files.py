@@ -123,6 +123,7 @@ async def write_tensors(
     """Write the tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` returns them.
 
     dtype: a key of DTYPES. metadata: of the file, in addition to its format. ValueError for a value that dtype does not reach.
+    Tiles in bf16 keep every bit in a file in bfloat16.
     """
     chosen = list(parameters)
     tensors: dict[str, Any] = {

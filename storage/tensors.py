@@ -229,6 +229,26 @@ class TensorReader:
         integers, or for a file that fails or has shrunk.
         """
         entry = _lookup(self._entries, name, self.path)
+        target = self._read(entry, index)
+        if entry.dtype == "BF16":  # the upper half of a float32
+            wide = target.astype(np.uint32)
+            wide <<= 16
+            return wide.view(np.float32)
+        return target.astype(np.float32, copy=False)
+
+    def bits(self, name: str, index: Index = ()) -> NDArray[np.uint16]:
+        """Return a fresh contiguous uint16 array with the bits of a bfloat16 tensor at `index`, without converting them.
+
+        Raises as `read`, and ValueError for a tensor of another dtype.
+        """
+        entry = _lookup(self._entries, name, self.path)
+        if entry.dtype != "BF16":
+            raise ValueError(f"tensor {name} of {self.path} holds {entry.dtype}, expected BF16; read its values instead")
+        return self._read(entry, index)
+
+    def _read(self, entry: TensorEntry, index: Index) -> NDArray[Any]:
+        """Return an array with the elements of a tensor at `index` as the file has them, bfloat16 as bits."""
+        name = entry.name
         if entry.dtype not in FLOATS:
             raise CheckpointError(
                 f"tensor {name} of {self.path} holds {entry.dtype}; expected one of {', '.join(FLOATS)}"
@@ -243,11 +263,7 @@ class TensorReader:
             raise CheckpointError(
                 f"cannot read tensor {name} from {path}: {error.strerror}; copy the checkpoint again"
             ) from error
-        if entry.dtype == "BF16":  # the upper half of a float32
-            wide = target.astype(np.uint32)
-            wide <<= 16
-            return wide.view(np.float32)
-        return target.astype(np.float32, copy=False)
+        return target
 
     def close(self) -> None:
         """Close the files; the tensors' names and shapes stay readable."""

@@ -17,7 +17,7 @@ from asynctile.cli.values import adapter_settings
 from asynctile.layers import AdamW, GPT2Config, LoRA, Model, Trainer
 from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
-from asynctile.layers.config import STATES_NBYTES, Config
+from asynctile.layers.config import Config
 from asynctile.layers.foreign import of_folder
 from asynctile.layers.gpt2.config import STANDARD
 from asynctile.layers.model_state import check_room
@@ -108,7 +108,7 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> Model:
     tiling.rows(options.sequences, length_of(options.seq_len, shape), options.parts, options.replicas)
     if folder is not None:
         return await Model.from_pretrained(engine, folder, tile=options.tile)
-    check_room(runtime_of(engine), tiling, STATES_NBYTES)
+    check_room(runtime_of(engine), tiling, shape.states_nbytes)
     return await Model.create(engine, shape, seed=options.seed, tile=options.tile)
 
 

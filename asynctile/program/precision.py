@@ -5,6 +5,9 @@
 - bf16: matrices and activations have bf16 tiles for compute. Master weights, moments, gradients of weights, the residual stream
   and everything that is summed over a row stay float32.
 
+Matrices that a model keeps as its file has them are bf16 tiles in every precision. Where products read float32, they read
+copies that are made as they are needed.
+
 layers/recording.py and layers/parameters.py choose the dtype of each tile.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from asynctile import Engine
 from tests.laws import law
 from tests.layers.families import FAMILIES
 from tests.layers.shapes import Shape
+from tests.layers.stored import loaded, results_of, write_folder
 from tests.layers.training import Outcome, assert_same_bits, distance, lively, outcome
 from tests.settle import HANG_S
 
@@ -47,6 +49,15 @@ async def test_fp32_agrees_with_the_cpu_and_bf16_with_fp32(shape: Shape) -> None
 async def test_no_budget_changes_a_bit_of_bf16(shape: Shape) -> None:
     cap = shape.config.states_nbytes // 2
     assert_same_bits(await on_gpu(shape, precision="bf16", device_memory=cap), await on_gpu(shape, precision="bf16"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+async def test_weights_kept_in_bf16_give_the_bits_of_weights_in_float32(shape: Shape, precision: str, tmp_path: Path) -> None:
+    folder, found = write_folder(tmp_path, shape), []
+    for weights in ("float32", "stored"):
+        async with asyncio.timeout(HANG_S), Engine("cuda:0", precision=precision) as engine:
+            found.append(await results_of(await loaded(engine, folder, shape, weights), shape))
+    assert found[0] == found[1]
 
 
 async def test_texts_are_those_of_the_cpu(shape: Shape) -> None:
