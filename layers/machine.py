@@ -15,6 +15,7 @@ from asynctile.device.names import names_of
 from asynctile.layers.activations import AUTO, Room, check_recompute
 from asynctile.layers.tuning import WHOLE, Tuning
 from asynctile.layers.update_placement import check_update
+from asynctile.layers.weight_dtype import FLOAT32, check_kept
 from asynctile.measure.costs import EntryCosts
 from asynctile.program.grain import Grain, grain_of
 from asynctile.program.precision import check_precision
@@ -29,7 +30,7 @@ from asynctile.storage.sizes import parse_size
 class Work:
     """A batch and how it is trained on, as in Trainer; tile: as in Model.create. ValueError for an invalid setting.
 
-    tuning: the trained part of the model.
+    tuning: the trained part of the model. weights: as in Model.from_pretrained, of a file that has every matrix in bfloat16.
     """
 
     batch_size: int
@@ -41,8 +42,10 @@ class Work:
     tile: int | None = None
     update: str = "auto"
     tuning: Tuning = WHOLE
+    weights: str = FLOAT32
 
     def __post_init__(self) -> None:
+        check_kept(self.weights)
         check_update(self.update)
         check_recompute(self.recompute)
 

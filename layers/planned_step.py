@@ -14,6 +14,7 @@ from asynctile.layers.arrangement import Recorded, Surroundings, arrange
 from asynctile.layers.carriers import table
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.layout import shapes
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
@@ -21,6 +22,7 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tuning import Tuning
 from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
+from asynctile.layers.weight_dtype import STORED
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -59,13 +61,15 @@ def planned_step(
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)
     carriers = table(work.replicas, machine.devices)
     work.tuning.check(config)
-    floor = _floor(config, tiling, machine, work.tuning)
+    stored = frozenset(name for name, shape in shapes(config) if len(shape) == 2) if work.weights == STORED else frozenset()
+    work.tuning.check_stored(config, stored, "the model")
+    floor = _floor(config, tiling, machine, work.tuning, stored)
     stage("choosing how many passes rows take and which activations are kept")
-    parameters = Parameters(config, tiling, machine.precision, work.tuning)
+    parameters = Parameters(config, tiling, machine.precision, work.tuning, stored)
     standing = list(parameters.states())
     floor_bytes, floor_operation = floor.floor_nbytes, floor.what
     if not (machine.has_link or machine.spill):
-        least = Activations(work.kind, config, tiling, rows, machine.precision, work.tuning).counts(
+        least = Activations(work.kind, config, tiling, rows, machine.precision, work.tuning, stored).counts(
             kept_if(work.recompute is not False, config)
         )
         floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(standing) + least)
@@ -83,11 +87,11 @@ def planned_step(
                        floor_bytes=floor_bytes, floor_operation=floor_operation)  # fmt: skip
 
 
-def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning) -> Demand:
+def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning, stored: frozenset[str]) -> Demand:
     """Return the demand of the most demanding operation. BudgetError if a tier that tiles can leave has a smaller cap."""
     host = machine.host_nbytes
     cap = machine.cap(host)
-    demand = floor_demand(config, tiling.tile, machine.grain, machine.precision, tuning)
+    demand = floor_demand(config, tiling.tile, machine.grain, machine.precision, tuning, stored)
     floor = demand.rounded(machine.grain.alignment)
     if machine.spill and machine.has_link and host is not None:
         floor.rounded(PAGE).passing().check(host, "host_memory")
