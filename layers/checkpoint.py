@@ -136,7 +136,7 @@ def _foundation(model: ModelState) -> Foundation | None:
         raise ValueError("a checkpoint of an adapter names the folder of its base, and the base of this one was not loaded "
                          "from a folder, or was trained since; before the model gets an adapter, call save_pretrained and "
                          "load that")
-    return Foundation(model.base, stored=False)
+    return Foundation(model.base, bool(model.parameters.stored))
 
 
 async def load(
@@ -170,7 +170,8 @@ async def load(
             tuning = Tuning(None if adapter is None else adapter.lora, checked_freeze(state.get("freeze", ())))
             tuning.check(source.config)
             training = training_in(state)
-            model = ModelState(runtime, source.config, state["tile"])
+            stored = source.stored if foundation is not None and foundation.stored else frozenset()
+            model = ModelState(runtime, source.config, state["tile"], stored)
             model.companions = checked((source if adapter is None else adapter).companions)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error

@@ -25,12 +25,13 @@ from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer, tokenizer_of
 from asynctile.layers.tuning import WHOLE, Tuning
+from asynctile.layers.weight_dtype import FLOAT32, STORED
 from asynctile.share import runtime_of
 from asynctile.storage.input import parse_json, read_file
 
 __all__ = [
-    "adapters_of", "check_base", "choose_shape", "companions_with", "length_of", "model_folder", "new_trainer", "open_model",
-    "tuning_of",
+    "adapters_of", "check_base", "choose_shape", "companions_with", "kept_weights", "length_of", "model_folder", "new_trainer",
+    "open_model", "tuning_of",
 ]  # fmt: skip
 
 #: The model without --model: two CPU cores train it to readable text in a few minutes.
@@ -88,6 +89,14 @@ def tuning_of(options: Options, shape: Config) -> Tuning:
     return tuning
 
 
+def kept_weights(options: Options) -> str:
+    """Return how a run keeps the weights of its model, by what config.json says of the file: frozen ones in bf16 stay so."""
+    if options.lora is None or options.model is None or options.model in STANDARD:
+        return FLOAT32
+    values = _config_values(options.model)
+    return STORED if values.get("dtype", values.get("torch_dtype")) == "bfloat16" else FLOAT32
+
+
 def check_base(options: Options) -> None:
     """Raise ValueError for --lora without the folder of a model."""
     if options.lora is not None and model_folder(options) is None:
@@ -107,7 +116,8 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> Model:
     # Fail before hours of reading or drawing the weights.
     tiling.rows(options.sequences, length_of(options.seq_len, shape), options.parts, options.replicas)
     if folder is not None:
-        return await Model.from_pretrained(engine, folder, tile=options.tile)
+        weights = FLOAT32 if options.lora is None else STORED
+        return await Model.from_pretrained(engine, folder, tile=options.tile, weights=weights)
     check_room(runtime_of(engine), tiling, shape.states_nbytes)
     return await Model.create(engine, shape, seed=options.seed, tile=options.tile)
 
@@ -176,6 +186,15 @@ def _named_shape(name: str | None, vocab_size: int) -> Config:
         return replace(SMALL, vocab_size=vocab_size)
     if name in STANDARD:
         return GPT2Config.named(name)
+    values = _config_values(name)
+    try:
+        return config_from_hf(values)
+    except ValueError as error:
+        raise ValueError(f"--model {name}: {error}") from error
+
+
+def _config_values(name: str) -> dict[str, Any]:
+    """Return the content of the config.json that --model names, itself or by its folder; ValueError if it cannot be read."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     try:
         values = parse_json(read_file(path))
@@ -187,7 +206,4 @@ def _named_shape(name: str | None, vocab_size: int) -> Config:
         raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a model's config.json") from error
     if not isinstance(values, dict):
         raise ValueError(f"--model {name}: {path} is JSON, but not an object; expected a model's config.json")
-    try:
-        return config_from_hf(values)
-    except ValueError as error:
-        raise ValueError(f"--model {name}: {error}") from error
+    return values

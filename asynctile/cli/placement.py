@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 
 from asynctile import Engine
-from asynctile.cli.model import adapters_of
+from asynctile.cli.model import adapters_of, kept_weights
 from asynctile.cli.option import flag
 from asynctile.cli.options import Options
 from asynctile.device.base import Report
@@ -47,7 +47,7 @@ def work_of(options: Options, seq_len: int) -> Work:
     """Return the work of a training step on sequences of `seq_len` tokens."""
     return Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, replicas=options.replicas,
                 tile=options.tile, recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update,
-                tuning=Tuning(adapters_of(options), options.freeze))  # fmt: skip
+                tuning=Tuning(adapters_of(options), options.freeze), weights=kept_weights(options))  # fmt: skip
 
 
 def warn_of_excess(options: Options) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from asynctile import Engine
 from asynctile.layers import GPT2Config, LlamaConfig, Model
 from asynctile.layers.config import Config
+from asynctile.layers.layout import shapes
 from asynctile.layers.tokenizer import ByteTokenizer
 from tests.cli.conftest import Program, after_each_step
 from tests.cli.moments import outcome
@@ -72,6 +74,8 @@ def test_a_run_trains_the_adapter_alone_and_its_checkpoints_are_peft_folders(tra
         assert (folder / "adapter_model.safetensors").stat().st_size < (base / "model.safetensors").stat().st_size
     assert json.loads((trained / "run.json").read_text())["options"]["lora"] == "r=4,alpha=16,targets=q_proj+v_proj"
     assert "| `--lora` | r=4,alpha=16,targets=q_proj+v_proj |" in (newest / "README.md").read_text()
+    state = json.loads((newest / "trainer.json").read_text())
+    assert state["base"]["weights"] == "stored", "frozen weights in bfloat16 are kept so"
     losses = [json.loads(line)["loss"] for line in (trained / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
     assert losses[-1] < losses[0] - 0.05, "an adapter that is not used learns nothing"
 
@@ -220,7 +224,9 @@ def test_a_plan_of_an_adapter_knows_what_is_frozen(program: Program, base: Path,
     count = sum(4 * (32 + (32 if layer.endswith("q_proj") else 16)) for layer in layers_of(LLAMA, "q_proj", "v_proj"))
     assert whole["trained"] == whole["parameters"] == LLAMA.parameter_count and whole["frozen_bytes"] == 0
     assert adapted["trained"] == count and adapted["parameters"] == LLAMA.parameter_count + count
-    assert adapted["checkpoint_bytes"] == 12 * count and adapted["frozen_bytes"] == 4 * LLAMA.parameter_count
+    matrices = sum(prod(shape) for _, shape in shapes(LLAMA) if len(shape) == 2)
+    assert adapted["checkpoint_bytes"] == 12 * count
+    assert adapted["frozen_bytes"] == 4 * LLAMA.parameter_count - 2 * matrices, "config.json says that the file is in bfloat16"
     assert adapted["states_bytes"] == adapted["checkpoint_bytes"] + adapted["frozen_bytes"]
     assert adapted["host_bytes"] < 0.7 * whole["host_bytes"]
     assert adapted["updates"] < whole["updates"]

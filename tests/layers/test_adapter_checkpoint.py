@@ -81,6 +81,28 @@ async def test_a_resumed_training_of_an_adapter_has_equal_bits(
         assert_same_tensors(await states_of(fresh), expected)
 
 
+@pytest.mark.parametrize("weights", ["stored", "float32"])
+async def test_a_base_is_kept_again_as_it_was(tmp_path: Path, weights: str) -> None:
+    """Frozen weights in bfloat16 stay so, and the bits are those over float32."""
+    shape, lora = SHAPES["qwen3"]
+    batches = batches_of(shape, 3)
+    async with Engine("cpu") as engine:
+        made = await lively(engine, shape)
+        await made.save_pretrained(tmp_path / "base", dtype="bfloat16")
+        model = await Model.from_pretrained(engine, tmp_path / "base", tile=shape.tile, weights=weights)
+        trainer = Trainer(model, OPTIMIZER, adapters=lora)
+        await trainer.step(*batches[0])
+        await trainer.save(tmp_path / "c")
+        again = await Trainer.load(engine, tmp_path / "c")
+        assert model_state_of(again.model).parameters.stored == model_state_of(model).parameters.stored
+        assert bool(model_state_of(again.model).parameters.stored) == (weights == "stored")
+        other = await Model.from_pretrained(engine, tmp_path / "base", tile=shape.tile)
+        await other.load_adapter(tmp_path / "c")
+        assert np.array_equal(await other.logits(batches[1][0]), await again.model.logits(batches[1][0]))
+        for batch in batches[1:]:
+            assert (await trainer.step(*batch)).loss == (await again.step(*batch)).loss
+
+
 async def test_a_checkpoint_of_an_adapter_holds_neither_the_base_nor_its_moments(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await adapted(engine, tmp_path / "base")

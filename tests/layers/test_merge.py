@@ -127,7 +127,7 @@ def test_no_matrix_is_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.M
     assert peak < 1 << 20
 
 
-def test_companions_of_the_base_are_carried_along_but_not_its_tokenizer_if_the_adapter_has_one(tmp_path: Path) -> None:
+def test_companions_are_those_of_the_base_and_a_tokenizer_that_of_the_adapter(tmp_path: Path) -> None:
     base(tmp_path / "base", GPT)
     folder = write(tmp_path / "adapter", tensors_of(GPT, RANK, "c_attn"), RANK, "c_attn")
     own = {"tokenizer.json": b"{}", "chat_template.jinja": b"base", "generation_config.json": b"{}", "README.md": b"# base\n"}
