@@ -19,6 +19,7 @@ from asynctile.storage.input import DOCUMENT_NBYTES, read_file, shown
 
 GENERATION = "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 #: The model card. People edit it, so changed content does not count as damage.
 CARD = "README.md"
 #: Every companion with its size limit in bytes. A tokenizer.json of a million tokens, the most that "bpe:N" makes, has 100 MB.
@@ -28,7 +29,7 @@ LIMITS = {
     TOKENIZER_CONFIG: DOCUMENT_NBYTES,
     "special_tokens_map.json": DOCUMENT_NBYTES,
     "added_tokens.json": DOCUMENT_NBYTES,
-    "chat_template.jinja": DOCUMENT_NBYTES,
+    CHAT_TEMPLATE: DOCUMENT_NBYTES,
     "tokenizer.model": 32 << 20,
     "vocab.json": 32 << 20,
     "merges.txt": 32 << 20,
