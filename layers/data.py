@@ -1,6 +1,7 @@
 """Batches of tokens and targets for training and validation.
 
-Covers `Batches` and `ValidationBatches`. data_source.py finds out what kind of data a path names, text.py reads text,
+Covers `Batches` and `ValidationBatches`, and `Resumable`, which has what batches of all kinds share. example_batches.py makes
+batches of chats. data_source.py finds out what kind of data a path names, text.py reads text,
 tokenizer.py makes tokens, tokens.py holds the file of tokens and its two parts. entropy.py computes how well a model that sees
 only the last token could do.
 """
@@ -22,30 +23,27 @@ from asynctile.storage.input import shown
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-class Batches:
-    """An endless iterator of (tokens, targets), int64 (B, T) each, from random windows. Targets are the next tokens.
+class Resumable:
+    """An endless iterator of (tokens, targets), int64 (B, T) each. Batch n is a pure function of the data, `seed` and n.
 
-    Batch n is a pure function of the tokens, `seed` and n (Philox, a counter-based generator). `state_dict` holds the position,
-    and a loader of that state continues exactly there. ValueError if there are fewer than T + 1 tokens, or if a number is out
-    of range.
+    `state_dict` holds the position, and a loader of that state continues exactly there. ValueError if a number is out of range.
     """
 
-    def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, seed: int) -> None:
-        _check_sizes(tokens, batch_size, seq_len, "training")
+    def __init__(self, batch_size: int, seq_len: int, seed: int) -> None:
+        check_sizes(batch_size, seq_len)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
             raise ValueError(f"seed {shown(seed)} cannot be used; expected an int from 0 to 2**64 - 1")
-        self.tokens = tokens
         self.batch_size, self.seq_len, self.seed = int(batch_size), int(seq_len), int(seed)
         #: the number of the next batch
         self.position = 0
 
     def batch(self, position: int) -> Batch:
         """Return batch number `position`, without moving to it."""
-        # The position is the counter's second word, so each batch has 2**64 draws of its own. Raw words are used instead of
-        # `integers`, because NumPy may change the latter between versions.
-        draws = np.random.Philox(key=self.seed, counter=[0, position, 0, 0]).random_raw(self.batch_size)
-        starts = np.asarray(draws) % np.uint64(len(self.tokens) - self.seq_len)
-        return _windows(self.tokens, starts.tolist(), self.seq_len)
+        raise NotImplementedError
+
+    def _of_data(self) -> dict[str, int]:
+        """Return what the batches depend on beside the numbers, for `state_dict`."""
+        raise NotImplementedError
 
     def __iter__(self) -> Self:
         return self
@@ -73,12 +71,31 @@ class Batches:
         self.position = position
 
     def _identity(self) -> dict[str, int]:
-        return {
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "tokens": len(self.tokens),
-        }
+        return {"seed": self.seed, "batch_size": self.batch_size, "seq_len": self.seq_len, **self._of_data()}
+
+
+class Batches(Resumable):
+    """Batches from random windows of tokens. Targets are the next tokens.
+
+    The windows are drawn by Philox, a counter-based generator. ValueError if there are fewer than T + 1 tokens, or if a number
+    is out of range.
+    """
+
+    def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, seed: int) -> None:
+        super().__init__(batch_size, seq_len, seed)
+        _check_length(tokens, seq_len, "training")
+        self.tokens = tokens
+
+    def batch(self, position: int) -> Batch:
+        """Return batch number `position`, without moving to it."""
+        # The position is the counter's second word, so each batch has 2**64 draws of its own. Raw words are used instead of
+        # `integers`, because NumPy may change the latter between versions.
+        draws = np.random.Philox(key=self.seed, counter=[0, position, 0, 0]).random_raw(self.batch_size)
+        starts = np.asarray(draws) % np.uint64(len(self.tokens) - self.seq_len)
+        return _windows(self.tokens, starts.tolist(), self.seq_len)
+
+    def _of_data(self) -> dict[str, int]:
+        return {"tokens": len(self.tokens)}
 
 
 class ValidationBatches:
@@ -90,9 +107,9 @@ class ValidationBatches:
     """
 
     def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, limit: int | None = None) -> None:
-        _check_sizes(tokens, batch_size, seq_len, "validation")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit {shown(limit)} of validation tokens is too small; expected 1 or more, or None for all")
+        check_sizes(batch_size, seq_len)
+        _check_length(tokens, seq_len, "validation")
+        check_limit(limit)
         self._tokens, self._batch_size, self._seq_len = tokens, batch_size, seq_len
         #: how many windows exist, and how many are used
         self._there = (len(tokens) - 1) // seq_len
@@ -129,7 +146,8 @@ def _windows(tokens: Tokens, starts: list[int], seq_len: int) -> Batch:
     return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
 
-def _check_sizes(tokens: Tokens, batch_size: int, seq_len: int, part: str) -> None:
+def check_sizes(batch_size: int, seq_len: int) -> None:
+    """Raise ValueError for B or T below 1, or for more tokens than a step can have."""
     for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} {shown(value)} cannot be used; expected an int of 1 or more")
@@ -138,6 +156,15 @@ def _check_sizes(tokens: Tokens, batch_size: int, seq_len: int, part: str) -> No
             f"a batch of {batch_size:,} sequences of {seq_len:,} tokens is {batch_size * seq_len:,} tokens; expected at most "
             f"{MOST_TOKENS:,}; choose a smaller batch or shorter sequences"
         )
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise ValueError for a limit of validation tokens below 1."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit {shown(limit)} of validation tokens is too small; expected 1 or more, or None for all")
+
+
+def _check_length(tokens: Tokens, seq_len: int, part: str) -> None:
     if len(tokens) <= seq_len:
         raise ValueError(
             f"the {part} part of the data has {len(tokens)} tokens, fewer than one sequence needs: expected at least "

@@ -1,8 +1,8 @@
 """Token ids in a file, and its parts.
 
 Covers `TokenFile`, `TokenView`, `split`; `tokenise`, which makes the file of a text and keeps it for the next run; `refer`,
-which remembers a file elsewhere; and `open_tokens`, which opens either again. text.py supplies text, tokenizer.py makes tokens,
-data.py makes batches.
+which remembers a file elsewhere; `open_tokens`, which opens either again; and `filling`, which writes files with their record.
+text.py supplies text, tokenizer.py makes tokens, data.py makes batches. examples.py keeps examples with their answers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -24,7 +25,10 @@ from asynctile.storage.folder import encode_json, read_json, write_file
 from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import Folder, write_whole
 
-__all__ = ["Progress", "Text", "TextPiece", "TokenFile", "TokenView", "Tokens", "open_tokens", "refer", "split", "tokenise"]
+__all__ = [
+    "Filled", "Progress", "Text", "TextPiece", "TokenFile", "TokenView", "Tokens", "filling", "is_of", "open_tokens",
+    "origin_of", "read_record", "refer", "split", "tokenise",
+]  # fmt: skip
 
 #: called with the bytes done and the bytes in all
 Progress = Callable[[int, int], None]
@@ -125,13 +129,8 @@ def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
     CheckpointError, naming the file, if the record is missing or damaged. ValueError if the tokens are damaged, or if the file
     elsewhere has changed.
     """
-    record = Path(folder, RECORD)
-    known = read_json(record)
-    known = known if isinstance(known, dict) else {}
-    dtype, nbytes, elsewhere = known.get("dtype"), known.get("nbytes"), known.get("path")
-    if dtype not in DTYPES:
-        raise CheckpointError(f"{record} is damaged: it has the dtype {shown(dtype)}, expected {' or '.join(DTYPES)}; "
-                              "start another run")
+    record, known = Path(folder, RECORD), read_record(folder)
+    dtype, nbytes, elsewhere = known["dtype"], known.get("nbytes"), known.get("path")
     if not isinstance(elsewhere, str | None):
         raise CheckpointError(f"{record} is damaged: it has the path {shown(elsewhere)}, expected a string; start another run")
     tokens = TokenFile(Path(folder, TOKENS) if elsewhere is None else elsewhere, dtype)
@@ -143,6 +142,17 @@ def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
         raise ValueError(f"token file {tokens.path} has {tokens.stat.st_size} bytes, but {record} says "
                          f"{shown(nbytes)}; copy it again or start another run")
     return tokens
+
+
+def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the record of a folder's tokens, whose dtype is one of DTYPES. CheckpointError if it is missing or damaged."""
+    record = Path(folder, RECORD)
+    known = read_json(record)
+    known = known if isinstance(known, dict) else {}
+    if known.get("dtype") not in DTYPES:
+        raise CheckpointError(f"{record} is damaged: it has the dtype {shown(known.get('dtype'))}, expected "
+                              f"{' or '.join(DTYPES)}; start another run")
+    return known
 
 
 def _as_it_was(nbytes: object, mtime_ns: object) -> str:
@@ -166,30 +176,99 @@ def tokenise(
     the source, the sizes and times of its files, and the tokenizer are the same. `progress` is called with bytes done and bytes
     in all. ValueError if the text gives no tokens, OSError if the disk fails.
     """
-    folder = Path(folder)
-    dtype = np.dtype(DTYPES[tokenizer.vocab_size > 1 << 16])
-    origin = {
-        "source": str(source.path), "source_nbytes": source.nbytes, "source_fingerprint": source.fingerprint,
-        "tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size, "dtype": dtype.name,
-    }  # fmt: skip
-    path, record = folder / TOKENS, folder / RECORD
+    folder, origin = Path(folder), origin_of(source, tokenizer)
+    dtype = np.dtype(origin["dtype"])
     try:
-        known = read_json(record)
-        if known == origin | {"nbytes": path.stat().st_size}:
-            return TokenFile(path, dtype)
-    except (CheckpointError, OSError):
-        pass  # missing or incomplete: this is only a cache
+        if is_of(folder, origin, ("nbytes",)):
+            return open_tokens(folder)
+    except (CheckpointError, ValueError):
+        pass  # incomplete: this is only a cache
+    with filling(folder, (TOKENS,), origin) as ((ids,), record):
+        for found, read_nbytes in _batched(source, tokenizer):
+            ids.append(found)
+            if progress is not None:
+                progress(read_nbytes, source.nbytes)
+        if ids.nbytes == 0:
+            raise ValueError(
+                f"data {source.path} of {source.nbytes} bytes gives no tokens; use another text or tokenizer"
+            )
+        record["nbytes"] = ids.nbytes
+    return TokenFile(folder / TOKENS, dtype)
+
+
+def origin_of(source: Text, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what the tokens of a source depend on, for their record: the source, its files and the tokenizer."""
+    return {
+        "source": str(source.path), "source_nbytes": source.nbytes, "source_fingerprint": source.fingerprint,
+        "tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size,
+        "dtype": DTYPES[tokenizer.vocab_size > 1 << 16],
+    }  # fmt: skip
+
+
+def is_of(folder: Path, origin: Mapping[str, Any], found: Sequence[str]) -> bool:
+    """Return whether a folder's record has this origin, and the entries `found` alone beside it. CheckpointError without it."""
+    known = read_record(folder)
+    return {name: value for name, value in known.items() if name not in found} == origin and known.keys() >= {*found}
+
+
+class Filled:
+    """A file that `filling` writes: arrays one behind the other. nbytes: how many bytes it has so far."""
+
+    def __init__(self, folder: Folder, name: str, fd: int) -> None:
+        self._folder, self._name, self._fd = folder, name, fd
+        self._waiting: list[NDArray[Any]] = []
+        self._waiting_nbytes = 0
+        self.nbytes = 0
+
+    def append(self, array: NDArray[Any]) -> None:
+        """Put an array (n,) behind the others. OSError if the disk fails."""
+        self._waiting.append(array)
+        self._waiting_nbytes += array.nbytes
+        self.nbytes += array.nbytes
+        if self._waiting_nbytes >= HELD_NBYTES:
+            self._write()
+
+    def sync(self) -> None:
+        """Bring everything to the disk. OSError if the disk fails."""
+        self._write()
+        with self._folder.naming(self._name):
+            os.fsync(self._fd)
+
+    def _write(self) -> None:
+        if self._waiting:
+            with self._folder.naming(self._name):
+                write_whole(self._fd, np.concatenate(self._waiting).data.cast("B"))
+            self._waiting, self._waiting_nbytes = [], 0
+
+
+@contextmanager
+def filling(
+    folder: Path, names: Sequence[str], origin: Mapping[str, Any]
+) -> Iterator[tuple[Sequence[Filled], dict[str, Any]]]:
+    """Yield a file for each name, to be filled, and their record, to which the caller may add entries; it begins as `origin`.
+
+    On leaving, the files are put into `folder` with the record behind them. On an error nothing in the folder changes.
+    """
+    record = dict(origin)
     folder.mkdir(parents=True, exist_ok=True)
     with Folder.open(folder) as inside:
-        with inside.filling(path.name) as part:
-            nbytes = _write_tokens(source, tokenizer, inside, part, progress)
-            if nbytes == 0:
-                raise ValueError(
-                    f"data {source.path} of {source.nbytes} bytes gives no tokens; use another text or tokenizer"
-                )
-            inside.remove(record.name)  # first: a record must never stand beside tokens of another text
-        inside.write(record.name, encode_json(origin | {"nbytes": nbytes}))
-    return TokenFile(path, dtype)
+        with ExitStack() as stack:
+            files = [stack.enter_context(_filled(inside, name)) for name in names]
+            yield files, record
+            for file in files:
+                file.sync()
+            inside.remove(RECORD)  # first: a record must never stand beside tokens of another text
+        inside.write(RECORD, encode_json(record))
+
+
+@contextmanager
+def _filled(folder: Folder, name: str) -> Iterator[Filled]:
+    with folder.filling(name) as part:
+        fd = folder.new_file(part)
+        try:
+            yield Filled(folder, name, fd)
+        finally:
+            os.close(fd)
 
 
 def refer(folder: str | os.PathLike[str], tokens: TokenFile, tokenizer: Tokenizer) -> None:
@@ -202,32 +281,12 @@ def refer(folder: str | os.PathLike[str], tokens: TokenFile, tokenizer: Tokenize
     }))  # fmt: skip
 
 
-def _write_tokens(
-    source: Text, tokenizer: Tokenizer, folder: Folder, name: str, progress: Progress | None
-) -> int:
-    """Write the tokens of a text, and return how many bytes they have.
-
-    Between two documents it writes the ids of `separator`. They are made on their own: no tokenizer joins them with each other
-    or with the texts beside them.
-    """
-    written_nbytes = 0
-    fd = folder.new_file(name)
-    try:
-        for ids, read_nbytes in _batched(source, tokenizer):
-            with folder.naming("tokens.bin"):
-                write_whole(fd, ids.data.cast("B"))
-            written_nbytes += ids.nbytes
-            if progress is not None:
-                progress(read_nbytes, source.nbytes)
-        with folder.naming("tokens.bin"):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    return written_nbytes
-
-
 def _batched(source: Text, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[Any], int]]:
-    """Yield the ids of a text, several short documents at once, with the bytes of its files that were read for them."""
+    """Yield the ids of a text, several short documents at once, with the bytes of its files that were read for them.
+
+    Between two documents stand the ids of `separator`. They are made on their own: no tokenizer joins them with each other or
+    with the texts beside them.
+    """
     between = separator(tokenizer)
     waiting: list[NDArray[Any]] = []
     held_nbytes, read_nbytes, is_first, is_owed = 0, 0, True, False
