@@ -15,11 +15,14 @@ __all__ = ["bigram_loss"]
 Counts = NDArray[np.int64]
 
 
-def bigram_loss(training: NDArray[Any], held_out: NDArray[Any], vocab_size: int) -> float:
+def bigram_loss(
+    training: NDArray[Any], held_out: NDArray[Any], vocab_size: int, counted: NDArray[np.bool_] | None = None
+) -> float:
     """Return the loss of a bigram model, counted on `training`, over the pairs of `held_out`: nats per token.
 
     The loss is the mean of -ln p(next | previous). Both arguments are ids (N,) of any integer type. Pairs with an id of
-    `vocab_size` or more are left out. ValueError if either has no pair left. Time and memory grow with the number of pairs and
+    `vocab_size` or more are left out. So are pairs of `held_out` whose second id is not `counted` (N,), unless that is None.
+    ValueError if either has no pair left. Time and memory grow with the number of pairs and
     with `vocab_size`.
 
     The model is interpolated Kneser-Ney smoothing (Kneser and Ney, Improved backing-off for m-gram language modeling, ICASSP
@@ -33,7 +36,7 @@ def bigram_loss(training: NDArray[Any], held_out: NDArray[Any], vocab_size: int)
     D and E are the `_discount` of the counts c(a, b) and n(b).
     """
     pairs, counts = _count_pairs(training, vocab_size)
-    found, times = _count_pairs(held_out, vocab_size)
+    found, times = _count_pairs(held_out, vocab_size, counted)
     previous, following = found // vocab_size, found % vocab_size
     seen = np.bincount(pairs // vocab_size, counts, vocab_size)[previous]
     successors = np.bincount(pairs // vocab_size, minlength=vocab_size)[previous]
@@ -58,10 +61,14 @@ def _discount(counts: Counts) -> float:
     return (once + 1) / (once + 2 * twice + 2)
 
 
-def _count_pairs(tokens: NDArray[Any], vocab_size: int) -> tuple[Counts, Counts]:
+def _count_pairs(
+    tokens: NDArray[Any], vocab_size: int, counted: NDArray[np.bool_] | None = None
+) -> tuple[Counts, Counts]:
     """Return the pairs that occur, as previous * vocab_size + next in ascending order, and how often each does."""
     previous, following = tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64)
     known = np.maximum(previous, following) < vocab_size
+    if counted is not None:
+        known &= counted[1:]
     if not known.any():
         raise ValueError(f"{len(tokens)} tokens contain no pair of ids below {vocab_size} to count; give more text")
     return np.unique((previous * vocab_size + following)[known], return_counts=True)

@@ -117,6 +117,15 @@ class HuggingFaceTokenizer:
         """Return the ids of `encode`, and around them the tokens that the tokenizer.json names, such as LLaMA's first one."""
         return self._encoded(text, around=True)
 
+    def encode_places(self, text: str, *, around: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return ids (n,), and which characters each covers (n, 2): the first one, and the one behind the last.
+
+        around: with the tokens of `encode_prompt`, which cover none.
+        """
+        with _said("the tokenizer cannot encode the text", _ANOTHER):
+            found = self._tokenizer.encode(text, add_special_tokens=around)
+            return np.asarray(found.ids, self._dtype), np.asarray(found.offsets, np.int64).reshape(-1, 2)
+
     def _encoded(self, text: str | bytes, *, around: bool) -> NDArray[Any]:
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")

@@ -33,10 +33,12 @@ from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2Config, Trainer
 from asynctile.layers.adapter_files import AdapterFiles, base_named_in
 from asynctile.layers.data import Batches
-from asynctile.layers.data_source import open_source
+from asynctile.layers.data_source import open_source, reopen
+from asynctile.layers.examples import Example, ExampleFile, keep_examples
 from asynctile.layers.exchange import Pretrained
 from asynctile.layers.report import number_in
-from asynctile.layers.tokenizer import open_tokenizer
+from asynctile.layers.text import TextSource
+from asynctile.layers.tokenizer import ByteTokenizer, open_tokenizer
 from asynctile.layers.tokens import open_tokens
 from asynctile.storage.checksums import CHECKSUMS, check_files
 from tests.layers.adapters import layers_of, tensors_of, write
@@ -98,6 +100,21 @@ def _read_tokens(folder: Path) -> None:
     tokens[:10].sum()
 
 
+def _read_examples(folder: Path) -> None:
+    found = reopen(folder)
+    assert isinstance(found, ExampleFile)
+    for index in range(min(9, len(found))):
+        assert 2 <= len(found[index].ids) <= found.seq_len + 1
+
+
+def _examples(folder: Path, text: Path) -> Path:
+    """Write three examples into `folder`, and return it."""
+    ids = np.arange(20, dtype=np.uint16)
+    given = [Example(ids[:length], ids[:length] > 1) for length in (5, 20, 9)]
+    keep_examples(TextSource(text), ByteTokenizer(), folder, {"format": "plain"}, 30, given)
+    return folder
+
+
 def _read_tokenizer(folder: Path) -> None:
     tokenizer = open_tokenizer(folder)
     ids = tokenizer.encode("ab ž \0 the")
@@ -128,6 +145,7 @@ def cases() -> dict[str, Case]:
             "checksums": Case(_files(run / NEWEST, *saved, CHECKSUMS), lambda it: check_files(it, saved, limit=1 << 26)),
             "run": Case(_files(run, "run.json", "metrics.jsonl"), _read_run, named=False),  # options as typed
             "tokens": Case(_files(run / "tokens", "*"), _read_tokens),
+            "examples": Case(_files(_examples(Path(name, "examples"), prey.original("data") / "c.jsonl"), "*"), _read_examples),
             "tokenizer": Case(_files(run, "tokenizer.json"), _read_tokenizer),
             "tokenizer of GPT-2": Case(_files(prey.original("vocabulary"), "*"), _read_tokenizer),
             "documents": Case(_files(prey.original("data"), "c.jsonl"), _read_lines),

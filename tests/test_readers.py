@@ -19,8 +19,8 @@ from tests.damage import cases, check, damaged, holding
 EXAMPLES = {"checkpoint": 15, "tokenizer": 8, "tokenizer of GPT-2": 15}
 
 
-@pytest.fixture(scope="module", params=["model", "shards", "adapter", "checkpoint", "checksums", "run", "tokens", "tokenizer",
-                                        "tokenizer of GPT-2", "documents", "options"])  # fmt: skip
+@pytest.fixture(scope="module", params=["model", "shards", "adapter", "checkpoint", "checksums", "run", "tokens", "examples",
+                                        "tokenizer", "tokenizer of GPT-2", "documents", "options"])  # fmt: skip
 def name(request):
     return request.param
 

@@ -37,6 +37,8 @@ _TEXTS = {
     "data": "put several texts into one folder (mixtures are not supported yet)",
     "validation_data": "put several texts into one folder",
     "prompt": "give one prompt",
+    "message": "give one message, or talk with --chat",
+    "system": "give one system message",
 }
 
 
@@ -145,6 +147,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
                         help="text to evaluate on, in any form that train takes (default: the text that the run held out)")
     parser.add_argument("--text-field", metavar="NAME", type=values.name, default=_DEFAULTS["text_field"],
                         help="field of each .jsonl line that holds the text (default: %(default)s)")
+    _add_chat_template(parser)
     parser.add_argument("--validation-tokens", metavar="N", type=values.count, default=None,
                         help="tokens to evaluate on, spread over the text (default: all of --data, or as many as the run "
                              "validates on)")
@@ -161,7 +164,15 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", type=values.name,
                         help="folder of a run (its newest checkpoint is used) or of a model")
-    parser.add_argument("--prompt", metavar="TEXT", required=True, type=_prompt, help="text to continue")
+    parser.add_argument("--prompt", metavar="TEXT", default=None, type=_prompt, help="text to continue (default: none)")
+    parser.add_argument("--chat", action="store_true", default=False,
+                        help="talk with the model: each line of input is a message, and the model answers it by its chat "
+                             "template; the end of input (Ctrl-D) ends the conversation (needs asynctile[chat])")
+    parser.add_argument("--message", metavar="TEXT", default=None, type=_prompt,
+                        help="a single message to answer, in place of a conversation (default: none)")
+    parser.add_argument("--system", metavar="TEXT", default=None, type=_prompt,
+                        help="a system message to begin the conversation with (default: none)")
+    _add_chat_template(parser)
     parser.add_argument("--max-new-tokens", metavar="N", type=values.count, default=200,
                         help="most tokens to generate (default: %(default)s)")
     parser.add_argument("--temperature", metavar="X", type=values.fraction, default=0.8,
@@ -217,7 +228,12 @@ def _add_stress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", metavar="FILE.json", type=values.name, help="write all counters and failures to this file")
 
 
+def _add_chat_template(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--chat-template", metavar="FILE", type=values.name, default=None,
+                        help="Jinja template of chats (default: that of the model's folder)")
+
+
 def _prompt(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("the prompt is empty; give at least one character")
+        raise argparse.ArgumentTypeError("the text is empty; give at least one character")
     return text

@@ -31,9 +31,9 @@ from asynctile.cli.validation import tokens_of
 from asynctile.errors import AsynctileError
 from asynctile.layers import Evaluation, evaluate
 from asynctile.layers.config import Config
-from asynctile.layers.data import ValidationBatches
-from asynctile.layers.data_source import open_source
+from asynctile.layers.data_source import Windows, open_source, read_source, validation_batches, whole
 from asynctile.layers.evaluation import mean_bytes
+from asynctile.layers.examples import ExampleFile
 from asynctile.layers.special_tokens import check_fit as check_tokenizer
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage import documents
@@ -44,7 +44,7 @@ __all__ = ["run"]
 #: the `progress` method of a display
 _Progress = Callable[..., None]
 #: returns the windows for a model's shape
-_WindowsOf = Callable[[Config, _Progress], ValidationBatches]
+_WindowsOf = Callable[[Config, _Progress], Windows]
 
 
 def run(given: dict[str, Any]) -> int:
@@ -55,7 +55,7 @@ def run(given: dict[str, Any]) -> int:
     with ExitStack() as stack:
         if given["data"] is not None:
             place = stack.enter_context(TemporaryDirectory(prefix="asynctile-"))
-            what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, Path(place))
+            what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, saved, Path(place))
         elif (of := run_of(folder)) is not None:
             if given["tokenizer"] is not None:
                 raise ValueError(f"--tokenizer {given['tokenizer']} does not go with the held-out text of {of.path}: the run's "
@@ -71,30 +71,34 @@ def run(given: dict[str, Any]) -> int:
     return 0
 
 
-def _windows_of_run(given: dict[str, Any], run: RunFolder, shape: Config, _progress: _Progress) -> ValidationBatches:
+def _windows_of_run(given: dict[str, Any], run: RunFolder, shape: Config, _progress: _Progress) -> Windows:
     """Return the windows that the run validates on, unless more or fewer are asked for."""
     options = resumed_options({}, run.read_record()["options"], run.path)
     if options.seq_len is None:
         raise ValueError(f"the run {run.path} has not done its first step; let it train until its first checkpoint")
     held_out = open_held_out(options, run, options.seq_len)
     batch_size, seq_len = given["batch_size"] or options.batch_size, _seq_len(given, options.seq_len, shape)
-    return ValidationBatches(held_out, batch_size, seq_len, given["validation_tokens"] or tokens_of(options))
+    return validation_batches(held_out, batch_size, seq_len, given["validation_tokens"] or tokens_of(options))
 
 
 def _windows_of_data(
-    given: dict[str, Any], tokenizer: Tokenizer, place: Path, shape: Config, progress: _Progress
-) -> ValidationBatches:
+    given: dict[str, Any], tokenizer: Tokenizer, saved: Saved, place: Path, shape: Config, progress: _Progress
+) -> Windows:
     """Return windows of all tokens of --data, or of fewer if `given`, the options, asks for fewer.
 
-    place: folder for the tokens. shape: the model's. progress: called while the text is encoded.
+    saved: where the model is. place: folder for the tokens. shape: the model's. progress: called while the text is encoded.
     """
     path, seq_len = given["data"], _seq_len(given, length_of(None, shape), shape)
     source = open_source(path, given["text_field"])
     if source.note is not None:
         warnings.warn(f"data {path}: {source.note}", stacklevel=2)
-    tokens = source.tokens(tokenizer, place, progress=partial(progress, "tokenizing the text", shown=as_sizes))
+    format = saved.chat_format(given["chat_template"])
+    tokens = read_source(source, tokenizer, place, format=format, seq_len=seq_len,
+                         progress=partial(progress, "tokenizing the text", shown=as_sizes))  # fmt: skip
+    if isinstance(tokens, ExampleFile) and tokens.note is not None:
+        warnings.warn(f"data {path}: {tokens.note}", stacklevel=2)
     check_sequence(f"data {path}", tokens, seq_len)
-    return ValidationBatches(tokens, given["batch_size"] or Options.batch_size, seq_len, given["validation_tokens"])
+    return validation_batches(whole(tokens), given["batch_size"] or Options.batch_size, seq_len, given["validation_tokens"])
 
 
 def _seq_len(given: dict[str, Any], usual: int, shape: Config) -> int:

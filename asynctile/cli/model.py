@@ -162,15 +162,16 @@ def _named(optimizer: AdamW) -> dict[str, str]:
     return {**found, "schedule": optimizer.decay, "min-lr": f"{optimizer.min_lr:g}", "decay-steps": f"{optimizer.decay_steps}"}
 
 
-def companions_with(tokenizer: Tokenizer, model: Model) -> dict[str, bytes]:
+def companions_with(tokenizer: Tokenizer, model: Model, chat: Companions) -> dict[str, bytes]:
     """Return the files beside the weights of a model that learns with this tokenizer.
 
-    These are the tokenizer's files; those that the model brought are kept if they are of this tokenizer.
+    These are the tokenizer's files; those that the model brought are kept if they are of this tokenizer. chat: the files that
+    say how the chats are written that the model learns; empty if it learns none.
     """
     own, made = model.companions, of_tokenizer(tokenizer, model.config.block_size)
     if _is_of(own, tokenizer):
-        return {**made, **own}
-    return {**made, **{name: own[name] for name in (GENERATION, CARD) if name in own}}
+        return {**made, **own, **chat}
+    return {**made, **{name: own[name] for name in (GENERATION, CARD) if name in own}, **chat}
 
 
 def _is_of(files: Companions, tokenizer: Tokenizer) -> bool:

@@ -39,7 +39,8 @@ class Options:
     data: str | None = option(
         None, values.name, "PATH",
         "text to train on: a text file, a .jsonl file with one document per line, a folder of such files, or a .bin file of "
-        "tokens in nanoGPT's format (default: the source of Python's standard library)", group=_DATA)
+        "tokens in nanoGPT's format; lines with messages, or with prompt and completion, are chats, and only their answers "
+        "are learned (default: the source of Python's standard library)", group=_DATA)
     text_field: str = option(
         "text", values.name, "NAME", "field of each .jsonl line that holds the text (default: {default})", group=_DATA)
     model: str | None = option(
@@ -51,6 +52,9 @@ class Options:
         None, values.name, "bytes|FILE|DIR|bpe:N",
         "bytes, a tokenizer.json, a vocab.json with merges.txt beside it, a folder with either, or bpe:N to train a byte-pair "
         "encoding of N tokens on the data (default: the model folder's tokenizer, else bytes)", group=_DATA, plans=True)
+
+    chat_template: str | None = option(
+        None, values.name, "FILE", "Jinja template of chats (default: that of the tokenizer's folder)", group=_DATA)
 
     lora: str | None = option(
         None, values.adapter, "r=N,alpha=X,targets=NAME+NAME",

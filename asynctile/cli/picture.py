@@ -12,6 +12,7 @@ from pathlib import Path
 
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.run_folder import RunFolder
+from asynctile.layers.data_source import counted_of, ids_of
 from asynctile.layers.entropy import bigram_loss
 from asynctile.layers.plot import loss_curve
 
@@ -60,6 +61,8 @@ class Picture:
     def _bigram_loss(self) -> float:
         """Return the loss of the held-out text by bigram counts of the training text, measured once."""
         if self._bigrams is None:
-            training, held_out = (part[:BIGRAM_TOKENS] for part in (self._corpus.training, self._corpus.held_out))
-            self._bigrams = bigram_loss(training, held_out, self._corpus.tokenizer.vocab_size)
+            corpus = self._corpus
+            training, held_out = (ids_of(part)[:BIGRAM_TOKENS] for part in (corpus.training, corpus.held_out))
+            counted = counted_of(corpus.held_out, BIGRAM_TOKENS)
+            self._bigrams = bigram_loss(training, held_out, corpus.tokenizer.vocab_size, counted)
         return self._bigrams

@@ -29,7 +29,7 @@ _EITHER = (("steps", "epochs"), ("validation_data", "validation_share"))
 #: Options that change the learning-rate schedule.
 _SCHEDULE = ("lr", "schedule", "min_lr", "warmup")
 #: Options that are paths. A relative path would mean another place when the run is resumed from another folder.
-_PATHS = ("data", "validation_data", "model", "tokenizer", "spill")
+_PATHS = ("data", "validation_data", "model", "tokenizer", "chat_template", "spill")
 
 
 def new_options(given: Mapping[str, Any]) -> Options:

@@ -36,7 +36,7 @@ _RECORD, _METRICS, _SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
 _TOKENS, _VALIDATION = "tokens", "validation"
 #: Files that a run writes, in its folder and in those of tokens. All other names belong to somebody else.
 _FILES = (_RECORD, _METRICS, _SAMPLES, "tokenizer.json", "loss.png", "loss.svg", "sample.txt", "summary.json")
-_TOKEN_FILES = ("tokens.bin", "tokens.json")
+_TOKEN_FILES = ("tokens.bin", "tokens.json", "answers.bin", "starts.bin")
 
 
 class RunFolder:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from asynctile.cli.terminal import printable
 from asynctile.layers import Model, Sampling
+from asynctile.layers.data_source import DataPart
+from asynctile.layers.examples import Examples
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
-from asynctile.layers.tokens import TokenView
 from asynctile.layers.wording import Wording
 
 __all__ = ["MOST_CHARACTERS", "Sample", "sample", "stream_text"]
@@ -51,28 +52,37 @@ async def stream_text(
     sampling: Sampling,
     stopping: Stopping,
 ) -> AsyncGenerator[str]:
-    """Yield the continuation of `prompt` (ids) in printable pieces that never split a character, until `stopping` ends it."""
+    """Yield the continuation of `prompt` (ids) in pieces that never split a character, until `stopping` ends it."""
     wording = Wording(stopping, tokenizer, prompt)
     async with aclosing(model.generate(prompt, max_new_tokens=max_new_tokens, **asdict(sampling))) as tokens:
         async for token in tokens:
-            yield printable(wording.push(token))
+            yield wording.push(token)
             if wording.is_ended:
                 return
-    yield printable(wording.end())
+    yield wording.end()
 
 
 async def sample(
-    model: Model, tokenizer: Tokenizer, held_out: TokenView, *, tokens: int, seed: int, check: Callable[[], object]
+    model: Model, tokenizer: Tokenizer, held_out: DataPart, *, tokens: int, seed: int, check: Callable[[], object]
 ) -> Sample:
     """Return the beginning of a held-out text, and `tokens` tokens of the model's continuation.
 
     seed: of the sampling. check: called after each piece; an error that it raises ends the sample.
     """
-    prompt = held_out[: min(_PROMPT_TOKENS, max(1, model.config.block_size // 2))].astype("int64")
+    prompt = _beginning(held_out, max(1, model.config.block_size // 2))
     continuation = ""
     async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=tokens, sampling=Sampling(seed=seed),
                                     stopping=Stopping())) as pieces:  # fmt: skip
         async for piece in pieces:
-            continuation += piece
+            continuation += printable(piece)
             check()
     return Sample(printable(tokenizer.decode(prompt)), continuation)
+
+
+def _beginning(held_out: DataPart, most: int) -> NDArray[np.int64]:
+    """Return the first tokens of a text; of examples, the last `most` tokens before the first answer."""
+    if isinstance(held_out, Examples):
+        ids, answers = held_out[0]
+        begin = 1 + int(np.argmax(answers[1:]))
+        return ids[max(0, begin - most) : begin].astype(np.int64)
+    return held_out[: min(_PROMPT_TOKENS, most)].astype(np.int64)

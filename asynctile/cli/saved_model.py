@@ -14,6 +14,7 @@ from asynctile.cli.run_folder import RunFolder
 from asynctile.errors import CheckpointError
 from asynctile.layers import Model
 from asynctile.layers.adapter_files import ADAPTER_CONFIG, base_named_in, is_adapter
+from asynctile.layers.chat_format import ChatFormat, read_chat_files
 from asynctile.layers.foreign import of_folder
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
 from asynctile.storage.input import shown
@@ -38,6 +39,13 @@ class Saved:
         if self.adapter is not None:
             await model.load_adapter(self.adapter)
         return model
+
+    def chat_format(self, template: str | None) -> ChatFormat:
+        """Return how the model writes chats: by `template`, a file, or as the files of adapter or weights say."""
+        for folder in (self.adapter, self.weights):
+            if folder is not None and (files := read_chat_files(folder)):
+                return ChatFormat.of(files, str(folder), template)
+        return ChatFormat.of({}, str(self.weights), template)
 
 
 def find_model(folder: Path, named_tokenizer: str | None, adapter: str | None = None) -> tuple[Saved, Tokenizer]:

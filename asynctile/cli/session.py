@@ -32,7 +32,7 @@ from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.companions import CARD
-from asynctile.layers.data import Batches
+from asynctile.layers.data_source import TrainingBatches
 from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
 from asynctile.layers.model import model_state_of
 
@@ -52,7 +52,7 @@ class Session:
     """The loop over steps, with everything that a step needs."""
 
     def __init__(self, *, options: Options, folder: RunFolder, corpus: Corpus, engine: Engine, trainer: Trainer,
-                 batches: Batches, validations: Validations, card: Card, display: Display, interrupt: Interrupt,
+                 batches: TrainingBatches, validations: Validations, card: Card, display: Display, interrupt: Interrupt,
                  callbacks: Callbacks) -> None:
         self.options, self.folder, self.corpus = options, folder, corpus
         self.engine, self.trainer, self.batches = engine, trainer, batches

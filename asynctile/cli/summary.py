@@ -42,7 +42,7 @@ async def finish(session: Session) -> bool:
     note(f"wrote {picture.name}, sample.txt, metrics.jsonl and checkpoints to {folder.path}")
     if picture.suffix == ".svg":
         note("for a PNG picture install matplotlib: pip install 'asynctile[plot]'")
-    note(f"to use the model: asynctile generate {folder.path} --prompt TEXT")
+    note(f"to use the model: asynctile generate {folder.path} {'--chat' if session.corpus.has_chats else '--prompt TEXT'}")
     newest = folder.checkpoints.all()[-1]
     if session.trainer.model.adapter is None:
         note(f"Hugging Face transformers can load {newest} as it is")

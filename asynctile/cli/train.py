@@ -21,7 +21,15 @@ from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
 from asynctile.cli.callbacks import open_callbacks
 from asynctile.cli.card import model_card
-from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, expected_vocab_size, prepare_tokenizer, prepare_tokens
+from asynctile.cli.corpus import (
+    Corpus,
+    chat_format,
+    check_data,
+    choose_tokenizer,
+    expected_vocab_size,
+    prepare_tokenizer,
+    prepare_tokens,
+)
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_devices, check_fit, steps_of
@@ -49,7 +57,7 @@ from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.config import STATES_NBYTES, Config
-from asynctile.layers.data import Batches
+from asynctile.layers.data_source import training_batches
 from asynctile.layers.model import model_state_of
 from asynctile.layers.special_tokens import token_ids
 from asynctile.schedule.rates import Rates
@@ -181,7 +189,7 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
     for note in corpus.notes:
         display.note(note)
     if options.epochs is not None:
-        steps = steps_of(options.epochs, len(corpus.training), options.sequences * options.seq_len)
+        steps = steps_of(options.epochs, len(corpus.training), options.sequences * (1 if corpus.has_chats else options.seq_len))
         options = check_fit(replace(options, epochs=None, steps=steps, decay_steps=options.decay_steps or steps))
     if options.auto is not None and folder.is_new:
         display.stage("searching for faster settings")
@@ -251,7 +259,7 @@ def _engine(options: Options, display: Display, rates: Rates | None) -> Engine:
 async def _open_session(options: Options, folder: RunFolder, shape: Config, corpus: Corpus, engine: Engine,
                         callbacks: Callbacks, display: Display, interrupt: Interrupt) -> Session:
     assert options.seq_len is not None
-    batches = Batches(corpus.training, options.sequences, options.seq_len, options.seed)
+    batches = training_batches(corpus.training, options.sequences, options.seq_len, options.seed)
     newest = folder.newest
     if not folder.is_new:
         display.note(folder.start(newest))
@@ -275,12 +283,13 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
                       callbacks=callbacks)
     if newest is not None:
         session.go_on(newest)
-    trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model)
+    chat = chat_format(options).files if corpus.has_chats and newest is None else {}
+    trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model, chat)
     return session
 
 
 def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]:
-    engine, shape, tokens = session.engine, session.trainer.model.config, len(session.corpus.training)
+    engine, shape = session.engine, session.trainer.model.config
     runtime = runtime_of(engine)
     each = " on each device" if runtime.devices > 1 else ""
     spill = [] if options.spill is None else [f"tiles that do not fit into RAM spill to {options.spill}"]
@@ -289,7 +298,7 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]
     return [f"{size}, {format_size(STATES_NBYTES * trained)} of states, on {engine.device} in "
             f"{engine.precision} with a memory cap of {format_size(runtime.device_cap)}{each}",
             *spill,
-            f"{tokens:,} training tokens; writing to {folder.path}",
+            f"{session.corpus.size}; writing to {folder.path}",
             *_to_do(session.validations, session.trainer.step_count, options.steps)]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.options import Options
-from asynctile.layers.data import ValidationBatches
+from asynctile.layers.data_source import Windows, validation_batches
 from asynctile.storage.counts import counted
 from asynctile.storage.input import shown
 
@@ -31,7 +31,7 @@ class Validations:
     best_loss, best_step: of the lowest loss so far, None before. without_gain: validations since then.
     """
 
-    def __init__(self, batches: ValidationBatches, steps: int, every: int | None = None, stop_after: int | None = None) -> None:
+    def __init__(self, batches: Windows, steps: int, every: int | None = None, stop_after: int | None = None) -> None:
         self.batches = batches
         self._steps = steps
         self.every = max(1, steps // _VALIDATIONS) if every is None else every
@@ -45,7 +45,7 @@ class Validations:
     def of(cls, corpus: Corpus, options: Options) -> Validations:
         """Return the validations of a run, on windows of its held-out part."""
         assert options.seq_len is not None
-        batches = ValidationBatches(corpus.held_out, options.batch_size, options.seq_len, tokens_of(options))
+        batches = validation_batches(corpus.held_out, options.batch_size, options.seq_len, tokens_of(options))
         return cls(batches, options.steps, options.validate_every, options.stop_after)
 
     def is_due(self, step: int) -> bool:
