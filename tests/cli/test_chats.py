@@ -18,7 +18,8 @@ import pytest
 
 from asynctile.cli import chat as conversation
 from asynctile.layers import GPT2
-from asynctile.layers.examples import open_examples
+from asynctile.layers.entropy import bigram_loss
+from asynctile.layers.examples import Examples, open_examples
 from tests.cli.conftest import Program, after_each_step
 from tests.cli.test_generate import Writer
 from tests.cli.test_refusals import refused
@@ -50,8 +51,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_learns_the_answers_of_chats_and_a_resumed_one_has_the_same_bits(
-    learn: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learn: Program, jinja: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A resumed run needs neither the template nor Jinja."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     words = ("--validate-every", 2, "--lr", 0.01)
     status, out, err = learn("--out", whole, *words)
@@ -65,12 +67,16 @@ def test_a_run_learns_the_answers_of_chats_and_a_resumed_one_has_the_same_bits(
         after_each_step(patch, lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 3 else None)
         assert learn("--out", parted, *words)[0] == 130
     assert (parted / "checkpoints" / "step-000003").is_dir()
+    jinja.unlink()
     assert learn("--out", parted, "--resume")[0] == 0
     assert metrics(parted) == metrics(whole)
     last = Path("checkpoints", "step-000006")
     for name in ("model.safetensors", "optimizer.safetensors", "chat_template.jinja"):
         assert (parted / last / name).read_bytes() == (whole / last / name).read_bytes()
     assert (whole / last / "chat_template.jinja").read_text() == SHORT
+    training, held_out = Examples(examples, 0, 38), Examples(examples, 38, 40)
+    expected = bigram_loss(training.ids[:], held_out.ids[:], 256, held_out.answers[:] == 1)
+    assert json.loads((whole / "summary.json").read_text())["bigram_loss"] == pytest.approx(expected, rel=1e-12)
     found = metrics(whole)
     losses = [line["validation_loss"] for line in found if "validation_loss" in line]
     assert losses[-1] < losses[0] - 0.2

@@ -41,6 +41,15 @@ def test_the_loss_is_the_formula_on_the_counts_of_the_training_text() -> None:
     assert bigram_loss(training, held_out, 9) == pytest.approx(slow_loss(training.tolist(), held_out.tolist(), 9), rel=1e-12)
 
 
+def test_only_pairs_whose_second_token_counts_are_measured() -> None:
+    training, held_out = [0, 1, 1, 2, 0, 1, 3, 0, 2], [0, 1, 2, 0, 3, 1]
+    counted = np.array([True, False, True, False, False, True])
+    pairs = [slow_loss(training, held_out[place - 1 : place + 1], 4) for place in (2, 5)]
+    assert bigram_loss(np.array(training), np.array(held_out), 4, counted) == pytest.approx(np.mean(pairs), rel=1e-12)
+    with pytest.raises(ValueError, match="no pair of ids"):
+        bigram_loss(np.array(training), np.array(held_out), 4, np.zeros(6, np.bool_))
+
+
 @pytest.mark.parametrize("training", [[0, 1, 1, 2, 0, 1, 3], [0, 1], [2] * 50])
 def test_the_probabilities_after_any_token_add_up_to_one(training: list[int]) -> None:
     for previous in range(5):
