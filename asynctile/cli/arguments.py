@@ -22,7 +22,7 @@ __all__ = ["COMMANDS", "Parser", "build_parser"]
 COMMANDS = {
     "train": "Train a GPT-2, LLaMA, Mistral or Qwen on text; write checkpoints and metrics to a folder.",
     "evaluate": "Measure a trained model on a text: loss, perplexity, bits per byte.",
-    "generate": "Continue a prompt with a trained model.",
+    "generate": "Continue a prompt with a trained model, or talk with it.",
     "merge": "Add an adapter to the weights of its base, and write one model.",
     "plan": "Show what a training step needs and what limits its speed, without running it.",
     "stress": "Stress-test the memory tiers (lost bytes, leaks, hangs) and every command on damaged files.",

@@ -24,8 +24,8 @@ from asynctile.layers.tokens import TokenFile, split
 from asynctile.storage.counts import counted
 
 __all__ = [
-    "Corpus", "chat_format", "check_data", "check_sequence", "choose_tokenizer", "expected_vocab_size", "open_held_out",
-    "prepare_tokenizer", "prepare_tokens",
+    "Corpus", "chat_format", "check_data", "check_sequence", "check_template", "choose_tokenizer", "expected_vocab_size",
+    "open_held_out", "prepare_tokenizer", "prepare_tokens",
 ]  # fmt: skip
 
 #: The part held out without --validation-share: at most a twentieth of the text, and no more tokens than a good estimate needs.
@@ -98,9 +98,13 @@ def check_data(options: Options) -> None:
         if isinstance(source, ChatSource) and source.has_messages:
             has_chats = bool(chat_format(options).template)
             check_jinja()
-    if options.chat_template is not None and not has_chats:
-        raise ValueError(f"--chat-template {options.chat_template} is for lines of JSON with messages, and the data has none; "
-                         "leave it out")
+    check_template(options.chat_template, has_chats)
+
+
+def check_template(template: str | None, has_chats: bool) -> None:
+    """Raise ValueError if --chat-template names a file that no data needs."""
+    if template is not None and not has_chats:
+        raise ValueError(f"--chat-template {template} is for lines of JSON with messages, and the data has none; leave it out")
 
 
 def expected_vocab_size(options: Options) -> int:

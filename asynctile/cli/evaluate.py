@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from asynctile.cli.corpus import check_sequence, open_held_out
+from asynctile.cli.corpus import check_sequence, check_template, open_held_out
 from asynctile.cli.display import bars
 from asynctile.cli.figures import Shown, as_counts, as_sizes
 from asynctile.cli.fitting import check_fit
@@ -30,6 +30,7 @@ from asynctile.cli.terminal import print_rows
 from asynctile.cli.validation import tokens_of
 from asynctile.errors import AsynctileError
 from asynctile.layers import Evaluation, evaluate
+from asynctile.layers.chats import ChatSource
 from asynctile.layers.config import Config
 from asynctile.layers.data_source import Windows, open_source, read_source, validation_batches, whole
 from asynctile.layers.evaluation import mean_bytes
@@ -51,6 +52,8 @@ def run(given: dict[str, Any]) -> int:
     """Print the model's measurements and return the exit status."""
     placement = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     folder = Path(given["folder"])
+    if given["data"] is None:
+        check_template(given["chat_template"], False)
     saved, tokenizer = find_model(folder, given["tokenizer"], given["adapter"])
     with ExitStack() as stack:
         if given["data"] is not None:
@@ -92,6 +95,7 @@ def _windows_of_data(
     source = open_source(path, given["text_field"])
     if source.note is not None:
         warnings.warn(f"data {path}: {source.note}", stacklevel=2)
+    check_template(given["chat_template"], isinstance(source, ChatSource) and source.has_messages)
     format = saved.chat_format(given["chat_template"])
     tokens = read_source(source, tokenizer, place, format=format, seq_len=seq_len,
                          progress=partial(progress, "tokenizing the text", shown=as_sizes))  # fmt: skip

@@ -84,7 +84,7 @@ def test_a_run_learns_the_answers_of_chats_and_a_resumed_one_has_the_same_bits(
 
 
 def test_prompts_with_completions_need_no_template_and_text_takes_none(
-    train: Program, text: Path, jinja: Path, tmp_path: Path
+    train: Program, program: Program, text: Path, jinja: Path, tmp_path: Path
 ) -> None:
     lines = write_lines(tmp_path / "p.jsonl", [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(40)])
     status, _, err = train("--data", lines, "--steps", 1, "--out", tmp_path / "run")
@@ -94,6 +94,9 @@ def test_prompts_with_completions_need_no_template_and_text_takes_none(
         words = ("--data", data, "--chat-template", jinja, "--out", tmp_path / "no")
         refused(train(*words), f"--chat-template {jinja} is for lines of JSON with messages")
     assert not (tmp_path / "no").exists()
+    for more in ((), ("--data", text)):
+        refused(program("evaluate", tmp_path / "run", "--device", "cpu", "--chat-template", jinja, *more),
+                f"--chat-template {jinja} is for lines of JSON with messages", command="evaluate")  # fmt: skip
 
 
 def test_chats_may_be_validated_on_beside_other_chats_or_text(learn: Program, text: Path, tmp_path: Path) -> None:
