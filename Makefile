@@ -1,6 +1,7 @@
 # make train      set everything up and train a small GPT-2 under a cap that does not hold it
 # make test       set everything up, check the sources and run the tests
-# make laws       run the cases that make test leaves out: every combination of budgets and modes, planted bugs, and the manual
+# make laws       run the cases that make test leaves out: every combination of budgets and modes, planted bugs, and the manual;
+#                 and try more examples of properties
 # make lint       run ruff and mypy alone
 # make strict     run the tests of the public API under python -X dev on asyncio and uvloop, where nothing may block a loop
 # make docs       build the manual into docs/_build/html; any warning fails it
@@ -34,7 +35,7 @@ test: lint
 	$(PYTEST) $(NO_TORCH) -m "not reference and not gpu and not laws"
 
 laws: $(VENV)/.has-test
-	$(PYTEST) $(NO_TORCH) -m "laws and not reference and not gpu"
+	$(PYTEST) $(NO_TORCH) -m "(laws or hypothesis) and not reference and not gpu" --hypothesis-profile laws
 
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .

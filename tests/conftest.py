@@ -21,12 +21,14 @@ from asynctile.schedule.rates import CORES, assumed
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.cuda.node import SoftNode, opener
+from tests.laws import EXAMPLES
 from tests.time_limit import not_counted
 from tests.transitions import Transitions
 
 # No test depends on how fast the machine is. Each session draws other examples, so few are enough.
-settings.register_profile("tests", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+settings.register_profile("laws", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", settings.get_profile("laws"), max_examples=EXAMPLES // 2)
+settings.load_profile("tests")  # `make laws` loads the other one
 
 # Rarer than Python's own choice: a recorded step is many objects and no garbage. Tests of leaks collect by themselves.
 gc.set_threshold(20_000, 20, 100)

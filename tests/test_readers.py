@@ -9,14 +9,15 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from asynctile.cli.stress.inputs import document
 from tests.damage import cases, check, damaged, holding
+from tests.laws import examples
 
 #: Cases that each cost an engine or a process are tried less often here.
-EXAMPLES = {"checkpoint": 15, "tokenizer": 8, "tokenizer of GPT-2": 15}
+EXAMPLES = {"checkpoint": 20, "tokenizer": 16, "tokenizer of GPT-2": 20}
 
 
 @pytest.fixture(scope="module", params=["model", "shards", "adapter", "checkpoint", "checksums", "run", "tokens", "examples",
@@ -29,12 +30,13 @@ def test_a_whole_file_is_read(name):
     assert check(cases()[name], lambda folder: None) is None
 
 
+@pytest.mark.hypothesis  # whose own mark does not see a function inside
 def test_a_damaged_file_is_read_or_refused_in_a_sentence(name, monkeypatch):
     monkeypatch.setattr(document, "MANY", 4_000)  # the scenario spends the time and memory of 400,000
     case = cases()[name]
     said = []
 
-    @settings(max_examples=EXAMPLES.get(name, 60), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @examples(EXAMPLES.get(name, 60), suppress_health_check=list(HealthCheck), database=None)
     @given(st.randoms(use_true_random=True), st.sampled_from(sorted(case.files)))
     def try_one(random: Random, file: str) -> None:
         said.append(check(case, damaged(random, file)))

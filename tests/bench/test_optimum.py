@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.layers import GPT2Config
@@ -20,6 +20,7 @@ from asynctile.program.needs import demand_of
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.program.program import Mark, Program
 from asynctile.storage.tile import Tile
+from tests.laws import examples
 
 #: For one tile: bytes in RAM and on the device, bytes on the device alone, bytes lost. The rest are in RAM alone.
 Bytes = tuple[int, int, int]
@@ -134,7 +135,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Tile], int]:
     return program.finish(), tiles, draw(st.integers(max(needed, 1), sum(tile.nbytes for tile in tiles)))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(programs())
 def test_no_repeating_schedule_of_a_tiny_program_moves_fewer_bytes(bench: Any, made: Any) -> None:
     program, tiles, cap = made
@@ -145,7 +146,7 @@ def test_no_repeating_schedule_of_a_tiny_program_moves_fewer_bytes(bench: Any, m
         assert least.downloaded_nbytes <= down
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(programs(), st.integers(1, 2))
 def test_some_schedule_of_a_tiny_program_loads_no_more_bytes(bench: Any, made: Any, steps: int) -> None:
     """The schedule runs steps in a row, and its first and last state cost nothing."""

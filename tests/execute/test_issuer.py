@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.execute.issuer import COMPUTE, DOWN, HOST, LOAD, STORE, UP, Issuer, lanes_of
@@ -27,6 +27,7 @@ from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import CLOSED, OPEN, Gate
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS, RunAhead
 from tests.execute.devices import spread
+from tests.laws import examples
 from tests.schedule.made import program_by
 from tests.schedule.spaces import KINDS, SIZES, space_by
 
@@ -112,7 +113,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@examples(25)
 @given(seed=st.integers(0, 1 << 32), devices=st.integers(1, 3))
 def test_every_entry_is_enqueued_once_and_after_all_that_it_names(kind: str, seed: int, devices: int) -> None:
     schedule = drawn(seed, kind)
@@ -203,7 +204,7 @@ async def test_entries_that_depend_on_a_refused_one_get_its_error_and_the_rest_r
     assert len(lost) > 1 and (np.delete(device.issuer.statuses, [*lost]) == OK).all()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(seed=st.integers(0, 1 << 32))
 def test_an_entry_that_is_given_up_is_over_only_after_all_that_it_names(seed: int) -> None:
     """An entry behind it names it alone, and may take the bytes that the entries before it still use."""

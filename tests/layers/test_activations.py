@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.layers.activations import Activations, Room, kept_if, most_kept, sizes_of
@@ -16,7 +16,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
-from tests.laws import covering
+from tests.laws import covering, examples
 from tests.layers.families import FAMILIES
 from tests.layers.shapes import SHAPES, Shape, shape
 
@@ -32,7 +32,7 @@ def demand(parameters: Parameters, deep: Shape, kind: str, kept: int) -> Demand:
     return demand_of([record(kind, parameters, rows, kept=kept)], parameters.states())
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.data())
 def test_the_foreseen_demand_is_that_of_the_program(data: st.DataObject) -> None:
     """Models of one block foretell each size for deeper ones. Keeping never makes an operation hold more tiles at once."""

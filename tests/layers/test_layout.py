@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile import Engine
@@ -19,6 +19,7 @@ from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.tiling import MOST_TILES, Tiling
+from tests.laws import examples
 
 #: Each of these in a config.json makes a model so large that no list of its parts should be made.
 HUGE: list[dict[str, Any]] = [
@@ -27,7 +28,7 @@ HUGE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.data())
 def test_the_counts_are_those_of_the_tensors_and_tiles(data: st.DataObject) -> None:
     heads = data.draw(st.sampled_from([1, 2, 3]))

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile import BudgetError
@@ -19,6 +19,7 @@ from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
+from tests.laws import examples
 from tests.settle import HANG_S
 
 PAGE = 4096
@@ -209,7 +210,7 @@ async def test_a_tile_whose_newest_bytes_are_lost_is_known_nowhere(where):
 
 @pytest.mark.parametrize("spills", [False, True])
 @given(chance=st.randoms(use_true_random=False), count=st.integers(2, 3))
-@settings(max_examples=20)
+@examples(20)
 def test_no_byte_is_lost_however_devices_and_the_host_change_tiles(tmp_path_factory, spills, chance, count):
     folder = tmp_path_factory.mktemp("spill") if spills else None
     asyncio.run(change_at_random(chance, count, folder))

@@ -6,13 +6,14 @@ import random
 from collections.abc import Sequence
 from itertools import chain, combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.lag import lagging
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Entry, Program
 from tests.by_hand import SHAPE, standing
+from tests.laws import examples
 from tests.schedule.made import program_by
 from tests.schedule.spaces import SIZES
 
@@ -28,7 +29,7 @@ def lagged(program: Program, devices: Sequence[int], begins: Sequence[int]) -> l
     return list(chain.from_iterable(lagging(program, devices, begins)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=st.integers(0, 1 << 30))
 def test_entries_keep_their_order_where_one_writes_a_tile_of_the_other(seed: int) -> None:
     chance = random.Random(f"lag {seed}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Mark, Program
 from asynctile.program.weave import woven
 from tests.by_hand import SHAPE, standing
+from tests.laws import examples
 from tests.program.test_lag import conflict
 from tests.schedule.made import program_by
 from tests.schedule.spaces import SIZES
@@ -28,7 +29,7 @@ def writes(count: int) -> Program:
     return program.finish()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(seed=st.integers(0, 1 << 30))
 def test_entries_keep_their_order_on_a_device_and_where_they_conflict(seed: int) -> None:
     chance = random.Random(f"weave {seed}")

@@ -7,7 +7,6 @@ from itertools import groupby
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,6 +14,7 @@ from asynctile.schedule import addresses, windows
 from asynctile.schedule.addresses import NOWHERE
 from asynctile.schedule.state import WalkState
 from asynctile.schedule.uses import ENTRY, USE
+from tests.laws import examples
 from tests.schedule.paces import OVER_LINK
 
 FREE = -1
@@ -201,7 +201,7 @@ class Bytes(RuleBasedStateMachine):
 
 
 TestBytes = Bytes.TestCase
-TestBytes.settings = settings(max_examples=25, stateful_step_count=30)
+TestBytes.settings = examples(25, stateful_step_count=30)
 
 
 def standing(nbytes: int, sizes: list[int], at: dict[int, int], home: dict[int, int] | None = None) -> Addresses:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import DEVICE, READ, UPDATE
@@ -14,6 +14,7 @@ from asynctile.schedule.schedule import TOP, Kind, Schedule
 from asynctile.schedule.start import IN_SLOT, Stands, Start
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
+from tests.laws import examples
 from tests.schedule.schedules import check_arrival
 from tests.schedule.spaces import KINDS, floor, ram_floor
 from tests.schedule.starts import start_by
@@ -21,7 +22,7 @@ from tests.schedule.test_decide import SEEDS, drawn, pages, step, three_tiers
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=50)
+@examples(50)
 @given(seed=SEEDS, over_file=st.booleans())
 def test_from_any_start_entries_find_their_bytes_and_tiles_end_at_the_seam(kind: str, seed: int, over_file: bool) -> None:
     program, space, chance = drawn(seed, kind)
@@ -32,7 +33,7 @@ def test_from_any_start_entries_find_their_bytes_and_tiles_end_at_the_seam(kind:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "+" in kind])
-@settings(max_examples=25)
+@examples(25)
 @given(seed=SEEDS)
 def test_a_cap_at_the_floor_works_from_every_start(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE
@@ -16,6 +16,7 @@ from asynctile.schedule.packing import Act, Packing
 from asynctile.schedule.uses import Uses, hows_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import NEVER, Tile
+from tests.laws import examples
 from tests.schedule.made import program_by, used
 from tests.schedule.paces import OVER_FILE, OVER_LINK
 from tests.schedule.packings import alone
@@ -69,7 +70,7 @@ def told(packing: Packing) -> Iterator[list[Told]]:
                 changed.discard(tile)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(seed=st.integers(0, 1 << 32))
 def test_ram_is_used_in_the_order_of_the_moves(seed: int) -> None:
     packing = drawn(seed)
@@ -82,7 +83,7 @@ def test_ram_is_used_in_the_order_of_the_moves(seed: int) -> None:
     assert uses_below(packing, inputs_stand=False).inputs == []
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_persistent_tile_is_dead_in_ram_exactly_while_it_is_above_to_be_changed(seed: int) -> None:
     packing = drawn(seed)
@@ -102,7 +103,7 @@ def test_a_persistent_tile_is_dead_in_ram_exactly_while_it_is_above_to_be_change
             assert (tile in dying[index]) == is_above, f"{tile.name} at {index}, {way}, then {then}"
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(seed=st.integers(0, 1 << 32))
 def test_temporaries_and_inputs_die_in_ram_with_their_last_need_but_not_when_the_host_writes(seed: int) -> None:
     packing = drawn(seed)
@@ -117,7 +118,7 @@ def test_temporaries_and_inputs_die_in_ram_with_their_last_need_but_not_when_the
             assert (tile in dying) == (then == WRITE and way != "given")
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(seed=st.integers(0, 1 << 32))
 def test_bytes_are_needed_again_at_their_next_read_in_ram(seed: int) -> None:
     packing = drawn(seed)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
@@ -17,6 +17,7 @@ from asynctile.schedule.schedule import RAM, TOP, Kind, Schedule
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED, State
 from asynctile.storage.tile import Tile
+from tests.laws import examples
 from tests.schedule import packings
 from tests.schedule.made import program_by
 from tests.schedule.schedules import Run, before, check
@@ -40,7 +41,7 @@ def check_decided(schedule: Schedule | None, program: Program, space: Space, cha
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@examples(40)
 @given(seed=SEEDS)
 def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_are_true(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
@@ -48,7 +49,7 @@ def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_ar
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])
-@settings(max_examples=40)
+@examples(40)
 @given(seed=SEEDS)
 def test_the_law_holds_for_any_valid_packing(kind: str, seed: int) -> None:
     """Tiles are loaded, evicted and moved at random, where a good packing would leave them alone."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.schedule.decide import decide
 from asynctile.schedule.schedule import DISK, Kind, Scheduled
+from tests.laws import examples
 from tests.schedule.made import program_by
 from tests.schedule.spaces import KINDS, SIZES, space_by
 
@@ -19,7 +20,7 @@ def is_load(entry: Scheduled) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@examples(20)
 @given(seed=st.integers(0, 1 << 32))
 def test_each_load_comes_after_all_earlier_work_and_all_work_after_earlier_loads(kind: str, seed: int) -> None:
     chance = random.Random(seed)

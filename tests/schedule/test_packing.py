@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.cli.stress.writer import write_program
@@ -26,7 +26,7 @@ from asynctile.schedule.uses import uses_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.tile import NEVER, Tile
-from tests.laws import covering
+from tests.laws import covering, examples
 from tests.layers.shapes import Shape, shape
 from tests.layers.training import SMALL
 from tests.schedule.made import program_by
@@ -109,7 +109,7 @@ def checked(program: Program, cap: int, depth: int = 1) -> Packing:
     return packing
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.randoms(use_true_random=False), st.sampled_from([1, 64, 256, 4096]), st.sampled_from([1, 2, 8, 100]), st.floats(0, 1),
        st.booleans())  # fmt: skip
 def test_a_random_program_with_marks_and_every_kind_of_entry_is_packed_validly(
@@ -159,7 +159,7 @@ def test_moves_shrink_to_the_missing_bytes_as_a_cap_grows() -> None:
     assert all(packing.nbytes(Act.COPY) <= packing.nbytes(Act.LOAD) for packing in packings)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=st.integers(0, 1 << 32), over_link=st.booleans())
 def test_in_a_tier_that_holds_everything_tiles_are_loaded_once_and_leave_only_for_the_host(seed: int, over_link: bool) -> None:
     program = program_by(random.Random(seed), sizes=(1, 64, 200, 5000))

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, Operation
@@ -17,6 +17,7 @@ from asynctile.program.program import Program
 from asynctile.schedule.pieces import PARTS, Pieces, cut, is_aside
 from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled, tier_of
 from asynctile.storage.tile import Tile
+from tests.laws import examples
 from tests.schedule.paces import GPU
 
 #: The entries of a schedule as letters. Besides operations of the device (o) and of the host (h): copies up, down, within the
@@ -196,13 +197,13 @@ def test_the_waits_between_asides_are_those_of_the_schedule(schedule: Schedule) 
         assert aside.after == tuple(one for one in entry.after if is_aside(schedule.entries[one]))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(schedules(sizes=(1,)))
 def test_pieces_of_a_short_step_are_as_few_as_asides_allow(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) == fewest(schedule)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(schedules())
 def test_pieces_of_a_long_step_are_not_many_more(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) <= fewest(schedule) + 2 * PARTS

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from asynctile.program.program import Program
 from asynctile.program.spread import spread
 from asynctile.schedule.decide import Space, arrive, decide
+from tests.laws import examples
 from tests.schedule.made import program_by
 from tests.schedule.schedules import check_arrival
 from tests.schedule.spaces import SIZES, space_by
@@ -28,7 +29,7 @@ def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@examples(25)
 @given(seed=SEEDS)
 def test_on_several_devices_entries_find_their_bytes_in_any_order_that_edges_allow(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
@@ -36,7 +37,7 @@ def test_on_several_devices_entries_find_their_bytes_in_any_order_that_edges_all
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@examples(25)
 @given(seed=SEEDS)
 def test_on_several_devices_a_step_from_any_start_ends_at_the_seam(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE
 from asynctile.program.program import Program
 from asynctile.schedule.uses import Uses
 from asynctile.schedule.walk import NoRoom, Stay, Walk
+from tests.laws import examples
 from tests.schedule.made import on_host, program_by, rewritten, used, uses_of
 from tests.schedule.test_uses import program_of, tile
 
@@ -75,7 +76,7 @@ def most(uses: Uses) -> int:
                     if index not in on_host(uses)), default=0))  # fmt: skip
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(CHANCE, st.booleans(), st.integers(0, 8))
 def test_the_tile_needed_furthest_in_the_future_is_evicted(chance: random.Random, has_link: bool, more: int) -> None:
     uses = uses_of(program_by(chance, sizes=(1,)), has_link=has_link)
@@ -89,7 +90,7 @@ def test_the_tile_needed_furthest_in_the_future_is_evicted(chance: random.Random
         start = walk.standing()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(CHANCE, st.booleans(), st.integers(0, 20), st.sampled_from([0, 9]), st.integers(0, 10))
 def test_bytes_never_exceed_the_cap_and_slack_is_used_only_for_prefetching(
     chance: random.Random, has_link: bool, more: int, ahead: int, slack: int
@@ -101,7 +102,7 @@ def test_bytes_never_exceed_the_cap_and_slack_is_used_only_for_prefetching(
     assert walk.used <= walk.peak <= cap - (0 if ahead else min(slack, more))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(CHANCE, st.booleans(), st.integers(0, 30))
 def test_room_runs_out_only_if_a_single_entry_does_not_fit(chance: random.Random, has_link: bool, ahead: int) -> None:
     uses = uses_of(program_by(chance), has_link=has_link)

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.schedule.turns import BURST_S, MOST, PATIENCE_S, QUANTUM_S, Party, TurnLedger
+from tests.laws import examples
 
 LOOK = 0.001
 WEIGHTS = st.floats(0.25, 4)
@@ -86,7 +87,7 @@ def workers(interactive):
     )
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(st.tuples(WEIGHTS, st.booleans()), min_size=2, max_size=5))
 def test_time_follows_weights_whether_parties_are_interactive_or_not(given):
     machine = Machine(*(Worker(weight, interactive) for weight, interactive in given))
@@ -98,7 +99,7 @@ def test_time_follows_weights_whether_parties_are_interactive_or_not(given):
         assert worker.party.used_s + worker.party.waited_s == pytest.approx(3 - LOOK)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(WEIGHTS, min_size=2, max_size=5))
 def test_no_party_that_always_wants_a_turn_is_ahead_by_more_than_a_quantum(weights):
     machine = Machine(*map(Worker, weights))
@@ -110,7 +111,7 @@ def test_no_party_that_always_wants_a_turn_is_ahead_by_more_than_a_quantum(weigh
     machine.run(1, check)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(workers(st.booleans()), min_size=1, max_size=5))
 def test_the_device_idles_only_for_work_that_an_interactive_party_holds_back(given):
     machine = Machine(*given)
@@ -124,7 +125,7 @@ def test_the_device_idles_only_for_work_that_an_interactive_party_holds_back(giv
     machine.run(0.6, check)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(workers(st.booleans()), min_size=2, max_size=5))
 def test_no_party_waits_for_long(given):
     machine = Machine(*given)
@@ -134,7 +135,7 @@ def test_no_party_waits_for_long(given):
     assert max(worker.longest for worker in given) <= bound
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(workers(st.just(False)), min_size=1, max_size=4), st.floats(0.05, 0.3))
 def test_an_interactive_party_gets_everything_when_it_begins_unless_its_weight_is_spent(given, before):
     machine = Machine(*given)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.storage.tile import NEVER, Tile
+from tests.laws import examples
 from tests.schedule.made import on_host, program_by, rewritten, used, uses_of
 
 
@@ -74,7 +75,7 @@ def test_without_a_link_a_mark_writes_the_tiles_that_the_host_changes_there() ->
     assert [(use.how, use.again) for use in used(within)[1]] == [(WRITE, 2), (WRITE, NEVER)]
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_every_operand_is_used_once_and_changed_if_it_is_changed_under_any_name(chance: random.Random, has_link: bool) -> None:
     program = program_by(chance)

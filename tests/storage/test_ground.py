@@ -3,12 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.errors import AsynctileError
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
+from tests.laws import examples
 
 CAP = 32 * 64
 
@@ -128,7 +129,7 @@ def test_a_ground_is_given_up_with_the_cap_and_if_everything_fits():
     assert arena.ground is None and not arena.divided and old.memory is None
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data())
 def test_ranges_never_overlap_and_are_counted_whatever_is_taken_and_given_back(data):
     arena, last, in_use = packed(), CAP // 64 - 1, []

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.errors import AsynctileError, BudgetError
@@ -12,6 +12,7 @@ from asynctile.storage.ledger import Ledger
 from asynctile.storage.move import Allocate, Evict, Load
 from asynctile.storage.residency import ABSENT, STORED
 from asynctile.storage.tile import NEVER, Tile
+from tests.laws import examples
 
 NBYTES = 64
 
@@ -171,7 +172,7 @@ def test_loads_equal_those_of_the_optimum(trace, capacity):
     assert loads == minimal_loads(trace, capacity)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_the_books_balance_after_any_sequence_of_operations(data):
     capacity = data.draw(st.integers(3, 6))

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.errors import AsynctileError
@@ -12,6 +12,7 @@ from asynctile.storage.arena import Arena
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.residency import CLEAN, DIRTY, STORED
 from asynctile.storage.tile import NEVER, Tile
+from tests.laws import examples
 
 UNITS = 12
 CAP = UNITS * 64
@@ -100,7 +101,7 @@ def standing(book, residencies):
     return places, book.arena.used_nbytes, book.arena.counted_nbytes, set(book.resident)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_the_books_balance_after_any_runs_and_evictions_and_when_these_are_taken_back(data):
     book = packed()

@@ -7,14 +7,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.errors import DeviceError
 from asynctile.execute.workers.places import FAILED, FREE_AT, OK, PENDING, POISONED, QUEUES
 from asynctile.execute.workers.tables import ANY_DEVICE, COPY, DOWNLOAD, OPERATION, PASS, TRANSFER, UPLOAD
 from tests.execute.workers.schedules import Marked, fail, number, overdraw, play
-from tests.laws import law
+from tests.laws import examples, law
 from tests.settle import turns, until
 
 #: Bytes a second: a copy of 8 bytes takes 0.1 ms.
@@ -71,6 +71,7 @@ def check_link(state, device, way):
         assert (state.ready_at[later] >= state.ended_at[earlier]).all()
 
 
+@pytest.mark.hypothesis  # whose own mark does not see a function inside
 @pytest.mark.parametrize(
     ("threads", "rate", "devices"),
     [(1, None, 1), (3, RATE, 1), (2, RATE, 2), (1, RATE, 3),
@@ -104,7 +105,7 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
 
     player = players(threads, rate, devices)
 
-    @settings(max_examples=15)
+    @examples(15)
     @given(schedules(devices))
     def check(example):
         asyncio.run_coroutine_threadsafe(run(player, *example), loop).result(60)
