@@ -34,7 +34,7 @@ def gpus(count: int) -> str:
 
 @pytest.mark.parametrize(
     ("count", "cap", "clip_norm", "prepare", "precision"),
-    covering([2, 4, 3], ["tight", "roomy", "none"], CLIPS, RUNS, ["fp32", "bf16"]),
+    covering([2, 4, 3], ["tight", "roomy", "none"], CLIPS, RUNS, ["fp32", "bf16"], few=2),
 )
 async def test_no_number_of_gpus_changes_a_bit(
     count: int, cap: str, clip_norm: float | None, prepare: Any, precision: str, soft_gpu: Any
@@ -49,7 +49,8 @@ async def test_no_number_of_gpus_changes_a_bit(
 
 
 @pytest.mark.parametrize(("count", "update", "clip_norm", "prepare"), [
-    (4, "auto", 0.1, RUNS["played"]), law(2, "host", None, RUNS["played"]), law(2, "device", None, RUNS["by coroutines"]),
+    (2, "auto", 0.1, RUNS["played"]), law(4, "auto", 0.1, RUNS["played"]), law(2, "host", None, RUNS["played"]),
+    law(2, "device", None, RUNS["by coroutines"]),
     law(3, "device", 0.1, RUNS["played"]), law(3, "host", 0.1, RUNS["by coroutines"]), law(4, "host", None, RUNS["played"]),
 ])  # fmt: skip
 async def test_no_folder_and_no_update_in_ram_below_several_gpus_changes_a_bit(
@@ -70,7 +71,7 @@ async def test_several_gpus_agree_with_the_cpu() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("before", "after"), [(4, 2), law(1, 4), law(3, 1)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), law(4, 2), law(1, 4), law(3, 1)])
 async def test_a_run_resumed_on_another_number_of_gpus_has_equal_bits(before: int, after: int, tmp_path: Path) -> None:
     async with Engine(gpus(before), device_memory=STATES) as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS)
@@ -86,7 +87,7 @@ async def test_a_run_resumed_on_another_number_of_gpus_has_equal_bits(before: in
 
 
 @pytest.mark.parametrize(("count", "share", "update", "options"), [
-    (4, None, "device", {}), (2, 0.7, "host", {"clip_norm": 0.1}), law(2, 0.7, "auto", {}),
+    (2, 0.7, "host", {"clip_norm": 0.1}), law(4, None, "device", {}), law(2, 0.7, "auto", {}),
     law(4, 0.7, "device", {"clip_norm": 0.1}), law(3, 0.7, "device", {"recompute": False}),
 ])  # fmt: skip
 async def test_every_played_step_passes_and_moves_the_planned_bytes_in_graphs_alone(
@@ -133,7 +134,7 @@ async def test_a_step_that_cannot_be_captured_across_gpus_is_issued_with_the_sam
     assert_same_bits(found, await yardstick("cuda:0"))  # opens a driver of its own
 
 
-@pytest.mark.parametrize("plays", [True, False])
+@pytest.mark.parametrize("plays", [True, law(False)])
 async def test_a_kernel_that_fails_on_the_second_gpu_fails_the_step_and_the_engine_closes(plays: bool, soft_gpu: Any) -> None:
     async with Engine(gpus(2)) as engine:
         engine.plays = plays
@@ -192,9 +193,10 @@ async def test_validations_and_texts_between_steps_change_no_bit(soft_gpu: Any) 
         assert_same_tensors(await trainer.model.state_dict(), expected.weights)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(("seed", "where", "plays"), [
-    (24, "all there", True), law(22, "over a file", True), law(5, "near the floor", True), law(35, "under a cap", False),
-    law(34, "over a file", True), law(20, "all there", True), law(37, "near the floor", True),
+    (24, "all there", True), (22, "over a file", True), (5, "near the floor", True), (35, "under a cap", False),
+    (34, "over a file", True), (20, "all there", True), (37, "near the floor", True),
 ])  # fmt: skip
 async def test_a_story_on_two_gpus_has_the_numbers_and_bits_of_one(
     seed: int, where: str, plays: bool, soft_gpu: Any
