@@ -13,6 +13,7 @@ from asynctile.layers.llama.rotary_config import RotaryConfig
 from asynctile.layers.mistral.config import MistralConfig
 from asynctile.layers.qwen2.config import Qwen2Config
 from asynctile.layers.qwen3.config import Qwen3Config
+from tests.laws import law
 from tests.layers.shapes import Shape
 
 Array = NDArray[Any]
@@ -31,6 +32,8 @@ CONFIGS: dict[str, RotaryConfig] = {
     "qwen3": Qwen3Config(**_COMMON, n_layer=2, num_attention_heads=6, num_key_value_heads=2, head_dim=6, attention_bias=True),
 }  # fmt: skip
 FAMILIES = {name: Shape(config, 22, 2, 41, micro_batches=2) for name, config in CONFIGS.items()}
+#: Their names as cases: the laws have no verb and no tensor that the other two do not have.
+NAMES = ["llama", "qwen3", law("mistral"), law("qwen2")]
 
 
 def logits_of(config: RotaryConfig, weights: Weights, tokens: Array) -> Array:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
-from tests.laws import law
-from tests.layers.families import FAMILIES
+from tests.layers.families import FAMILIES, NAMES
 from tests.layers.shapes import Shape
 from tests.layers.stored import loaded, results_of, write_folder
 from tests.layers.training import Outcome, assert_same_bits, distance, lively, outcome
@@ -22,7 +21,7 @@ STEPS = 4  # step 1 loads tiles, step 2 captures graphs, later steps replay them
 pytestmark = pytest.mark.usefixtures("soft_gpu")
 
 
-@pytest.fixture(params=["qwen3", "llama", law("mistral"), law("qwen2")])
+@pytest.fixture(params=NAMES)
 def shape(request: pytest.FixtureRequest) -> Shape:
     """Return one block on one sequence, which is cut."""
     family = FAMILIES[request.param]

@@ -55,7 +55,7 @@ async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -
 
 
 #: The shapes that are not the most ragged of their kind are laws.
-FEW = ["sequences cut, all ragged", "heads in uneven groups, narrow MLP", "a head wider than the tile"]
+FEW = ["heads in uneven groups, narrow MLP", "a head wider than the tile"]
 EACH = [pytest.param(LIGHT[name], id=name) if name in FEW else law(LIGHT[name], id=name) for name in LIGHT]
 
 
@@ -65,9 +65,10 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 
 @pytest.mark.parametrize(("share", "prefetch"), [
-    ("floor", 0), law("floor", 2), (0.10, 1), (0.25, 2), (0.50, 8),
-    *(law(share, prefetch) for share, prefetches in (("floor", (1, 8)), (0.10, (0, 2, 8)), (0.25, (0, 1, 8)), (0.50, (0, 1, 2)))
-      for prefetch in prefetches),
+    ("floor", 0), (0.25, 2),
+    *(law(share, prefetch) for share, prefetches in (
+        ("floor", (1, 2, 8)), (0.10, (0, 1, 2, 8)), (0.25, (0, 1, 8)), (0.50, (0, 1, 2, 8)),
+    ) for prefetch in prefetches),
 ])  # fmt: skip
 async def test_no_budget_and_no_prefetch_changes_a_bit(share: str | float, prefetch: int) -> None:
     floor = await floor_of()
@@ -78,8 +79,8 @@ async def test_no_budget_and_no_prefetch_changes_a_bit(share: str | float, prefe
 
 
 @pytest.mark.parametrize(("share", "recompute", "clip_norm"), [
-    ("floor", True, None), law("floor", False, 1e30), law(0.25, True, 1e30), (0.25, False, None), (None, True, 1e30),
-    law("floor", True, 1e30), law("floor", False, None), law(0.25, True, None), law(0.25, False, 1e30), law(None, True, None),
+    ("floor", True, 1e30), law("floor", False, 1e30), law(0.25, True, 1e30), (0.25, False, None), law(None, True, 1e30),
+    law("floor", True, None), law("floor", False, None), law(0.25, True, None), law(0.25, False, 1e30), law(None, True, None),
     law(None, False, None), law(None, False, 1e30),
 ])  # fmt: skip
 async def test_no_mode_changes_a_bit(share: str | float | None, recompute: bool, clip_norm: float | None) -> None:
@@ -129,7 +130,7 @@ async def test_a_link_that_is_late_in_one_direction_changes_no_bit(late: str, sh
     assert_same_bits(await outcome(steps=STEPS, engine_options=options, prepare=slow), await yardstick(RAGGED))
 
 
-@pytest.mark.parametrize(("lanes", "share"), [(1, "floor"), (3, 0.25), law(1, 0.25), law(3, "floor")])
+@pytest.mark.parametrize(("lanes", "share"), [(3, 0.25), law(1, "floor"), law(1, 0.25), law(3, "floor")])
 async def test_no_number_of_workers_changes_a_bit(lanes: int, share: str | float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(lanes)))
     await check(RAGGED, await floor_of() if isinstance(share, str) else int(share * RAGGED.config.states_nbytes))
@@ -139,7 +140,9 @@ async def test_the_exact_floor_is_enough_for_every_shape(shape: Shape) -> None:
     await check(shape, await floor_of(shape))
 
 
-@pytest.mark.parametrize(("trained", "count"), [(NARROW, 7), law(TWO_BLOCKS, 20)], ids=["small", "two blocks"])
+@pytest.mark.parametrize(
+    ("trained", "count"), [(NARROW, 4), law(NARROW, 7), law(TWO_BLOCKS, 20)], ids=["four", "seven", "two blocks"]
+)
 async def test_every_budget_between_the_floor_and_the_whole_model_ends_and_agrees(trained: Shape, count: int) -> None:
     floor, whole = await floor_of(trained), 2 * trained.config.states_nbytes
     caps = [floor + (whole - floor) * index // (count - 1) for index in range(count)]

@@ -25,7 +25,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from tests.laws import covering, law
-from tests.layers.families import CONFIGS, FAMILIES, logits_of, loss_of
+from tests.layers.families import CONFIGS, FAMILIES, NAMES, logits_of, loss_of
 from tests.layers.shapes import Shape
 from tests.layers.test_replicas_trained import by_coroutines
 from tests.layers.training import assert_same_bits, distance, floor_of, lively, outcome, yardstick
@@ -33,8 +33,9 @@ from tests.layers.training import assert_same_bits, distance, floor_of, lively, 
 RUNS = {"played": lambda _: None, "by coroutines": by_coroutines}
 
 
-#: The others have no verb or tensor that these two do not have.
-FEW = pytest.mark.parametrize("shape", ["llama", "qwen3", law("mistral"), law("qwen2")], indirect=True)
+FEW = pytest.mark.parametrize("shape", NAMES, indirect=True)
+#: All four.
+EACH = pytest.mark.parametrize("shape", FAMILIES, indirect=True)
 
 
 def config_of(shape: Shape) -> RotaryConfig:
@@ -42,7 +43,7 @@ def config_of(shape: Shape) -> RotaryConfig:
     return shape.config
 
 
-@pytest.fixture(params=list(FAMILIES))
+@pytest.fixture
 def shape(request: pytest.FixtureRequest) -> Shape:
     return FAMILIES[request.param]
 
@@ -57,7 +58,8 @@ def test_the_shapes_are_cut_everywhere() -> None:
         assert tiling.row_tokens < shape.length
 
 
-@pytest.mark.parametrize("tile", [22, 128])
+@EACH
+@pytest.mark.parametrize("tile", [22, law(128)])
 async def test_logits_loss_and_gradients_are_those_of_float64(shape: Shape, tile: int) -> None:
     config, (tokens, targets) = config_of(shape), shape.batch_of_tokens()
     async with Engine("cpu") as engine:
@@ -75,8 +77,9 @@ async def test_logits_loss_and_gradients_are_those_of_float64(shape: Shape, tile
         assert abs(float((gradient * towards).sum()) - slope) < 3e-5 * scale, name
 
 
+@FEW
 @pytest.mark.parametrize(("share", "prefetch", "recompute", "prepare"), covering(
-    [None, 0.25, 0.10, "floor"], [2, 8, 1, 0], [True, False], RUNS))  # fmt: skip
+    [0.25, "floor", 0.10, None], [8, 0, 1, 2], [False, True], RUNS, few=2))  # fmt: skip
 async def test_no_budget_and_no_mode_changes_a_bit(
     shape: Shape, share: str | float | None, prefetch: int, recompute: bool, prepare: Any
 ) -> None:
@@ -90,6 +93,7 @@ async def test_no_budget_and_no_mode_changes_a_bit(
         assert found.uploaded_bytes > 0
 
 
+@FEW
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 async def test_every_step_after_the_first_is_played(shape: Shape, device: str) -> None:
     cap = None if device == "cpu" else max(await floor_of(shape), shape.config.states_nbytes // 2)
@@ -124,6 +128,7 @@ async def test_no_place_of_updates_changes_a_bit(shape: Shape, update: str) -> N
     assert_same_bits(found, await yardstick(shape))
 
 
+@EACH
 async def test_a_cap_below_the_floor_is_refused_by_engine_and_plan(shape: Shape) -> None:
     floor = await floor_of(shape)
     assert plan_step(shape.config, shape.work(), Machine(device="emulated")).floor_bytes == floor
@@ -151,6 +156,7 @@ def test_no_program_needs_more_than_the_floor(seed: int) -> None:
         assert needed.floor_nbytes <= floor, (kind, config, tile, grain.tall, rows.batch, rows.length, needed.what)
 
 
+@FEW
 async def test_texts_are_those_of_the_logits_whoever_is_computed_beside_them(shape: Shape) -> None:
     prompts = [[1, 2, 3], list(range(5, 35)), [7]]
     async with Engine("emulated*2", device_memory=2 * await floor_of(shape)) as engine:
@@ -166,6 +172,7 @@ async def test_texts_are_those_of_the_logits_whoever_is_computed_beside_them(sha
             assert tokens == logits[0, len(prompt) - 1 : -1].argmax(axis=-1).tolist()
 
 
+@FEW
 async def test_a_family_trains_saves_and_resumes_as_if_never_stopped(shape: Shape, tmp_path: Any) -> None:
     batches = [shape.batch_of_tokens(seed) for seed in range(2)]
     async with Engine("cpu") as engine:

@@ -15,7 +15,7 @@ from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.tile import NEVER, Tile
 from tests.counting import calls_of
-from tests.layers.families import FAMILIES
+from tests.layers.families import FAMILIES, NAMES
 from tests.layers.shapes import LIGHT, Shape
 
 #: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides these, statistics.
@@ -35,7 +35,7 @@ def recorded(shape: Shape, kind: str, *, kept: int = 0) -> tuple[Parameters, Pro
     return parameters, record(kind, parameters, rows, kept=min(kept, parts_of(shape.config)))
 
 
-@pytest.fixture(params=[*LIGHT, *FAMILIES])
+@pytest.fixture(params=[*LIGHT, *NAMES])
 def shape(request: pytest.FixtureRequest) -> Shape:
     return (LIGHT | FAMILIES)[request.param]
 

@@ -12,13 +12,13 @@ from asynctile.kernels.cpu import KERNELS
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.step import parts_of
 from tests.interpreter import Model
-from tests.layers.families import FAMILIES
+from tests.layers.families import FAMILIES, NAMES
 from tests.layers.shapes import LIGHT, Shape
 
 Tensors = dict[str, NDArray[Any]]
 
 
-@pytest.fixture(params=[*LIGHT, *FAMILIES])
+@pytest.fixture(params=[*LIGHT, *NAMES])
 def shape(request: pytest.FixtureRequest) -> Shape:
     return (LIGHT | FAMILIES)[request.param]
 

@@ -85,8 +85,8 @@ async def test_clipping_itself_is_equal_bit_for_bit_in_every_place() -> None:
 
 
 @pytest.mark.parametrize(("device_share", "host_share", "prefetch", "clip_norm"), [
-    (0.2, 0.2, 2, None), law(0.2, 0.5, 0, 1e30), law(0.5, 0.2, 8, None), (3.0, 0.25, 2, 1e30),
-    law(0.2, 0.2, 2, 1e30), law(0.2, 0.5, 0, None), law(0.5, 0.2, 8, 1e30), law(3.0, 0.25, 2, None),
+    (0.2, 0.2, 2, 1e30), law(0.2, 0.5, 0, 1e30), law(0.5, 0.2, 8, None), law(3.0, 0.25, 2, 1e30),
+    law(0.2, 0.2, 2, None), law(0.2, 0.5, 0, None), law(0.5, 0.2, 8, 1e30), law(3.0, 0.25, 2, None),
 ])  # fmt: skip
 async def test_no_budget_of_three_tiers_changes_a_bit(
     device_share: float, host_share: float, prefetch: int, clip_norm: float | None, tmp_path: Path
@@ -96,7 +96,7 @@ async def test_no_budget_of_three_tiers_changes_a_bit(
 
 
 @pytest.mark.parametrize(("seed", "clip_norm"), [
-    (0, None), (1, 1e30), *(law(*one) for one in ((2, 1e30), (3, None), (0, 1e30), (1, None), (2, None), (3, 1e30))),
+    (1, 1e30), *(law(*one) for one in ((0, None), (2, 1e30), (3, None), (0, 1e30), (1, None), (2, None), (3, 1e30))),
 ])  # fmt: skip
 async def test_no_mixture_changes_a_bit(
     seed: int, clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
