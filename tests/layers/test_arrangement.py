@@ -121,7 +121,7 @@ def test_the_minimum_of_a_valley_is_found(start: int) -> None:
         assert abs(found - bottom) <= 1
 
 
-@pytest.mark.parametrize(("device", "recompute"), covering(["emulated", "cpu"], ["auto", True, False]))
+@pytest.mark.parametrize(("device", "recompute"), covering(["emulated", "cpu"], ["auto", True, False], few=2))
 async def test_a_run_follows_the_plan_and_no_bit_changes(
     device: str, recompute: bool | str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

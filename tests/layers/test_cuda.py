@@ -20,6 +20,7 @@ from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.share import runtime_of
 from tests.inside_engine import device_of
+from tests.laws import law
 from tests.layers.shapes import shape as make_shape
 from tests.layers.training import (
     LONE,
@@ -201,7 +202,7 @@ class Held:
         self.gate.set()
 
 
-@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize("call", [law(1), 3])
 async def test_a_step_cancelled_while_its_graphs_are_captured_leaves_the_model_unchanged(call: int) -> None:
     yardstick = await on_gpu(steps=5)
     async with Engine("cuda:0") as engine:
@@ -225,7 +226,7 @@ async def test_a_step_cancelled_while_its_graphs_are_captured_leaves_the_model_u
         assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"update": "host"}], ids=str)
+@pytest.mark.parametrize("options", [law({}), {"clip_norm": 0.1}, {"update": "host"}], ids=str)
 async def test_every_step_from_the_third_on_moves_the_planned_bytes(options: dict[str, Any]) -> None:
     options, cap = {"update": "device", **options}, SMALL.config.states_nbytes // 3
     plan = plan_step(SMALL.config, SMALL.work(**options), Machine(device="cuda:0", device_memory=cap))

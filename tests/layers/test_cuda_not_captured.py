@@ -34,7 +34,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("where", "method", "call"),
-    [("all there", "begin_capture", 1), law("under a cap", "begin_capture", 2), ("under a cap", "end_capture", 2)],
+    [law("all there", "begin_capture", 1), law("under a cap", "begin_capture", 2), ("under a cap", "end_capture", 2)],
 )
 async def test_a_step_that_cannot_be_captured_is_issued_with_the_same_bits_and_logged(
     where: str, method: str, call: int, soft_gpu: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

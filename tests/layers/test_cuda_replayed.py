@@ -20,7 +20,7 @@ CASES: list[Any] = [
     ("all there", {"precision": "bf16"}, {"clip_norm": 0.3, "recompute": False}),
     law("under a cap", {}, {"clip_norm": 0.3, "recompute": True}),
     ("under a cap", {"precision": "bf16"}, {"update": "mixed", "micro_batches": 2}),
-    ("under a cap", {"prefetch": 1}, {"update": "host", "clip_norm": 0.3}),
+    law("under a cap", {"prefetch": 1}, {"update": "host", "clip_norm": 0.3}),
     ("near the floor", {}, {}),
     law("near the floor", {"precision": "bf16", "device_memory": 27 << 10}, {"clip_norm": 0.3, "update": "mixed"}),
     ("over a file", {}, {"recompute": False}),
@@ -41,6 +41,7 @@ async def test_replayed_steps_have_the_bits_of_issued_steps(
     assert 0 < found.graphs[2] == found.graphs[3] == found.graphs[4]
 
 
+@pytest.mark.laws
 async def test_a_tenth_of_the_states_on_the_gpu_changes_no_bit(soft_gpu: Any) -> None:
     expected = await by_coroutines(soft_gpu.opened, shape=DEEP, steps=4)
     soft_gpu(seed=10)

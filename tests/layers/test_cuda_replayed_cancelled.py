@@ -20,6 +20,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
 from tests.execute.interleaving import BATCHES, played
 from tests.inside_engine import device_of, watch
+from tests.laws import law
 from tests.layers.replaying import Endless, Held, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors, states_of
 from tests.settle import HANG_S, settle, until
@@ -38,7 +39,7 @@ TWO_PHASE = {"clip_norm": 0.3}
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [("all there", FUSED), ("under a cap", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
+    [law("all there", FUSED), ("under a cap", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
     ids=str,
 )
 async def test_a_step_cancelled_at_any_turn_leaves_the_model_unchanged_or_counts(
@@ -86,7 +87,7 @@ async def cancel_step(engine: Engine, trainer: Trainer, batch: int, call: int) -
         await step
 
 
-@pytest.mark.parametrize("where", ["under a cap", "over a file"])
+@pytest.mark.parametrize("where", [law("under a cap"), "over a file"])
 async def test_a_step_cancelled_before_its_first_graph_never_began_and_after_its_updates_counts(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:
@@ -107,7 +108,7 @@ async def test_a_step_cancelled_before_its_first_graph_never_began_and_after_its
         assert_same_tensors(await states_of(trainer), expected.states)
 
 
-@pytest.mark.parametrize(("where", "options"), [("under a cap", FUSED), ("over a file", TWO_PHASE)], ids=str)
+@pytest.mark.parametrize(("where", "options"), [law("under a cap", FUSED), ("over a file", TWO_PHASE)], ids=str)
 async def test_a_replayed_step_without_a_finite_loss_is_skipped(
     where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path
 ) -> None:
@@ -176,7 +177,7 @@ def is_ours(thread: threading.Thread) -> bool:
     return thread.name.startswith("asynctile")
 
 
-@pytest.mark.parametrize("where", ["all there", "over a file"])
+@pytest.mark.parametrize("where", [law("all there"), "over a file"])
 async def test_closing_the_engine_during_a_replayed_step_ends_the_step(
     where: str, soft_gpu: Any, tmp_path: Path
 ) -> None:

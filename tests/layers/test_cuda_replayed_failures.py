@@ -18,6 +18,7 @@ from asynctile.memory.spill_link import SpillLink
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.execute.interleaving import BATCHES, played
 from tests.inside_engine import device_of
+from tests.laws import law
 from tests.layers.replaying import Once, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors, states_of
 from tests.settle import HANG_S
@@ -33,7 +34,7 @@ class Reads(Faults):
         return super().due(direction)
 
 
-@pytest.mark.parametrize("options", [{}, {"update": "host", "clip_norm": 0.3}], ids=str)
+@pytest.mark.parametrize("options", [law({}), {"update": "host", "clip_norm": 0.3}], ids=str)
 async def test_a_read_that_fails_before_the_updates_leaves_the_model_unchanged(
     options: dict[str, Any], soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +129,7 @@ async def test_disk_faults_that_pass_change_no_bit_of_a_replayed_step(soft_gpu: 
         assert_same_tensors(await states_of(trainer), expected.states)
 
 
-@pytest.mark.parametrize(("where", "call"), [("all there", 1), ("over a file", 4)])
+@pytest.mark.parametrize(("where", "call"), [law("all there", 1), ("over a file", 4)])
 async def test_an_update_in_ram_that_fails_tears_the_model(
     where: str, call: int, soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +145,7 @@ async def test_an_update_in_ram_that_fails_tears_the_model(
         assert (left.device_used_bytes, left.host_used_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize(("where", "first"), [("all there", False), ("under a cap", True), ("over a file", False)])
+@pytest.mark.parametrize(("where", "first"), [law("all there", False), ("under a cap", True), ("over a file", False)])
 async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
     where: str, first: bool, soft_gpu: Any, tmp_path: Path
 ) -> None:

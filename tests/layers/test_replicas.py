@@ -96,8 +96,7 @@ def alone_and_added(model: Model, shape: Shape, replicas: int, kept: int) -> Ten
 CUTS = [("cut", 2, 2), ("grouped", 4, 2), ("tiles of one", 4, 1), ("cut", 4, 1), ("cut", 8, 1), ("grouped", 2, 4)]
 
 
-@pytest.mark.parametrize("kernels", [VERBS, KERNELS], ids=["numpy", "cpu"])
-@pytest.mark.parametrize("cut", [*CUTS[:2], *map(law, CUTS[2:])], ids=str)
+@pytest.mark.parametrize(("kernels", "cut"), covering({"numpy": VERBS, "cpu": KERNELS}, CUTS, few=2))
 def test_a_partial_is_the_gradient_of_its_rows_alone_and_their_tree_is_the_gradient(
     kernels: Mapping[str, Callable[..., Any]], cut: tuple[str, int, int]
 ) -> None:
