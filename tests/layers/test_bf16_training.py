@@ -30,8 +30,8 @@ from asynctile.storage.tensors import TensorReader
 from tests.inside_engine import device_of, life_of
 from tests.interpreter import Model
 from tests.layers.training import (
+    NARROW,
     OPTIMIZER,
-    SMALL,
     assert_same_tensors,
     batches_of,
     lively,
@@ -41,8 +41,8 @@ from tests.verbs import VERBS
 
 GRAIN = Grain(FINE.ladder, tall=2)
 #: Sequences of 17 tokens in row tiles of 14, so that they are cut.
-SHAPE = dataclasses.replace(SMALL, tile=7)
-STATES = SMALL.config.states_nbytes
+SHAPE = dataclasses.replace(NARROW, tile=7)
+STATES = NARROW.config.states_nbytes
 FLOOR = floor_demand(SHAPE.config, SHAPE.tile, GRAIN, "bf16").floor_nbytes
 
 

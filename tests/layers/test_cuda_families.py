@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
-from tests.layers.families import FAMILIES, NAMES
+from tests.laws import law
+from tests.layers.families import FAMILIES
 from tests.layers.shapes import Shape
 from tests.layers.stored import loaded, results_of, write_folder
 from tests.layers.training import Outcome, assert_same_bits, distance, lively, outcome
@@ -21,7 +22,7 @@ STEPS = 4  # step 1 loads tiles, step 2 captures graphs, later steps replay them
 pytestmark = pytest.mark.usefixtures("soft_gpu")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=["qwen3", *map(law, ("llama", "mistral", "qwen2"))])
 def shape(request: pytest.FixtureRequest) -> Shape:
     """Return one block on one sequence, which is cut."""
     family = FAMILIES[request.param]

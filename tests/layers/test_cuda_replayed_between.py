@@ -31,6 +31,7 @@ EVERYWHERE = [law("all there"), law("under a cap"), "over a file"]
 SMALLER = make_shape(12, 2, 10, 8, tile=12, batch=1, length=4, n_layer=1)
 
 
+@pytest.mark.laws
 async def test_a_story_run_by_graphs_has_the_numbers_and_bits_of_coroutines(soft_gpu: Any) -> None:
     assert any(await stories.check(2, soft_gpu))
 

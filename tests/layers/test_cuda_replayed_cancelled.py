@@ -39,7 +39,7 @@ TWO_PHASE = {"clip_norm": 0.3}
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [law("all there", FUSED), ("under a cap", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
+    [law("all there", FUSED), ("under a cap", TWO_PHASE | {"update": "mixed"}), law("over a file", FUSED)],
     ids=str,
 )
 async def test_a_step_cancelled_at_any_turn_leaves_the_model_unchanged_or_counts(

@@ -34,6 +34,8 @@ RUNS = {"played": lambda _: None, "by coroutines": by_coroutines}
 
 
 FEW = pytest.mark.parametrize("shape", NAMES, indirect=True)
+LLAMA = pytest.mark.parametrize("shape", ["llama", *map(law, ("mistral", "qwen2", "qwen3"))], indirect=True)
+QWEN3 = pytest.mark.parametrize("shape", ["qwen3", *map(law, ("llama", "mistral", "qwen2"))], indirect=True)
 #: All four.
 EACH = pytest.mark.parametrize("shape", FAMILIES, indirect=True)
 
@@ -93,7 +95,7 @@ async def test_no_budget_and_no_mode_changes_a_bit(
         assert found.uploaded_bytes > 0
 
 
-@FEW
+@LLAMA
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 async def test_every_step_after_the_first_is_played(shape: Shape, device: str) -> None:
     cap = None if device == "cpu" else max(await floor_of(shape), shape.config.states_nbytes // 2)
@@ -102,7 +104,7 @@ async def test_every_step_after_the_first_is_played(shape: Shape, device: str) -
         assert [(await trainer.step(*shape.batch_of_tokens())).played for _ in range(3)] == [False, True, True]
 
 
-@FEW
+@QWEN3
 async def test_clipping_is_equal_bit_for_bit_at_the_floor(shape: Shape) -> None:
     resident = await outcome(shape, steps=2, device="cpu", clip_norm=0.1)
     assert min(resident.norms) > 0.1
@@ -110,7 +112,7 @@ async def test_clipping_is_equal_bit_for_bit_at_the_floor(shape: Shape) -> None:
     assert_same_bits(found, resident)
 
 
-@FEW
+@LLAMA
 async def test_no_number_of_devices_changes_a_bit_of_two_replicas(shape: Shape) -> None:
     shape = replace(shape, config=replace(shape.config, n_layer=1), length=25, micro_batches=1)
     expected = await outcome(shape, steps=2, device="cpu", replicas=2)
@@ -120,7 +122,7 @@ async def test_no_number_of_devices_changes_a_bit_of_two_replicas(shape: Shape) 
         assert_same_bits(found, expected)
 
 
-@FEW
+@QWEN3
 @pytest.mark.parametrize("update", ["host", law("auto")])
 async def test_no_place_of_updates_changes_a_bit(shape: Shape, update: str) -> None:
     cap = max(await floor_of(shape), shape.config.states_nbytes // 4)
@@ -172,7 +174,7 @@ async def test_texts_are_those_of_the_logits_whoever_is_computed_beside_them(sha
             assert tokens == logits[0, len(prompt) - 1 : -1].argmax(axis=-1).tolist()
 
 
-@FEW
+@QWEN3
 async def test_a_family_trains_saves_and_resumes_as_if_never_stopped(shape: Shape, tmp_path: Any) -> None:
     batches = [shape.batch_of_tokens(seed) for seed in range(2)]
     async with Engine("cpu") as engine:

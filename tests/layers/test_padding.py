@@ -31,7 +31,7 @@ from asynctile.storage.tile import Tile
 from tests.interpreter import Interpreter, Model
 from tests.layers.shapes import LIGHT
 from tests.layers.test_step import distance
-from tests.layers.training import OPTIMIZER, SMALL, batches_of, lively, outcome
+from tests.layers.training import NARROW, OPTIMIZER, batches_of, lively, outcome
 
 PITCHED = Grain(FINE.ladder, pitch=8)
 WTE = "transformer.wte.weight"
@@ -134,8 +134,8 @@ def pitched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pitched")
 @pytest.mark.parametrize("update", ["device", "host"])
 async def test_trainings_under_caps_have_equal_bits_with_padding_too(update: str) -> None:
-    yardstick = await outcome(SMALL, steps=4, device="cpu")
-    found = await outcome(SMALL, steps=4, engine_options={"device_memory": SMALL.config.states_nbytes // 2}, update=update)
+    yardstick = await outcome(NARROW, steps=4, device="cpu")
+    found = await outcome(NARROW, steps=4, engine_options={"device_memory": NARROW.config.states_nbytes // 2}, update=update)
     assert found.losses == yardstick.losses and found.norms == yardstick.norms
     for name, value in yardstick.weights.items():
         assert np.array_equal(found.weights[name], value), name
@@ -144,9 +144,9 @@ async def test_trainings_under_caps_have_equal_bits_with_padding_too(update: str
 @pytest.mark.parametrize("device", ["cpu", "emulated", "cuda:0"])
 async def test_padding_gets_into_no_result_and_no_file(device: str, request: Any, tmp_path: Path) -> None:
     request.getfixturevalue("soft_gpu" if device == "cuda:0" else "pitched")
-    tokens, targets = batches_of(SMALL, 1)[0]
+    tokens, targets = batches_of(NARROW, 1)[0]
     async with Engine(device) as engine:
-        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        trainer = Trainer(await lively(engine, NARROW), OPTIMIZER, micro_batches=NARROW.micro_batches)
         await trainer.step(tokens, targets)
         wte = model_state_of(trainer.model).parameters[WTE]
         padding = {key: wte.padding(*key) for key in wte.weights}
@@ -167,13 +167,13 @@ async def test_padding_gets_into_no_result_and_no_file(device: str, request: Any
     assert all(np.array_equal(one, logits[0]) for one in logits)
     assert all(np.array_equal(one[name], gradients[0][name]) for one in gradients for name in state)
     stored, optimizer = (load_file(tmp_path / "saved" / name) for name in ("model.safetensors", "optimizer.safetensors"))
-    assert stored[WTE].shape == gradients[0][WTE].shape == (SMALL.config.vocab_size, SMALL.config.n_embd)
+    assert stored[WTE].shape == gradients[0][WTE].shape == (NARROW.config.vocab_size, NARROW.config.n_embd)
     assert np.array_equal(stored[WTE], state[WTE])
     assert np.array_equal(optimizer[f"{WTE}.exp_avg"], moments)
     async with Engine("cpu") as engine:  # whose tiles have no padding
-        model = await GPT2.from_pretrained(engine, tmp_path / "saved", tile=SMALL.tile)
+        model = await GPT2.from_pretrained(engine, tmp_path / "saved", tile=NARROW.tile)
         assert distance(await model.logits(tokens), logits[0]) < 1e-5
-        trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches)
         plain = await trainer.gradients(tokens, targets)
     assert distance(gradients[0][WTE], plain[WTE]) < 1e-5
-    assert max(drawn) < SMALL.config.vocab_size
+    assert max(drawn) < NARROW.config.vocab_size

@@ -14,7 +14,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.layers.programs import FEW, Programs
 from asynctile.program.program import Program
 from asynctile.share import runtime_of
-from tests.layers.training import OPTIMIZER, SMALL, assert_same_tensors, batches_of, lively
+from tests.layers.training import NARROW, OPTIMIZER, assert_same_tensors, batches_of, lively
 
 
 def of_length(length: int) -> Program:
@@ -53,9 +53,9 @@ def test_fewer_long_programs_are_kept_but_always_those_that_a_training_needs(mon
 
 async def test_keeping_a_program_needs_no_thread_and_counts_as_use(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Any] = []
-    ((tokens, targets),) = batches_of(SMALL, 1)
+    ((tokens, targets),) = batches_of(NARROW, 1)
     async with Engine("cpu") as engine:
-        model = await lively(engine, SMALL)
+        model = await lively(engine, NARROW)
         compute = runtime_of(engine).compute
 
         async def counted(work: Any, *given: Any) -> Any:
@@ -81,9 +81,9 @@ async def test_a_program_dropped_while_it_runs_ends_well_and_then_goes_completel
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same holds once it runs as graphs."""
-    batches = batches_of(SMALL, 4)
+    batches = batches_of(NARROW, 4)
     async with Engine("cuda:0") as engine:
-        plain = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        plain = Trainer(await lively(engine, NARROW), OPTIMIZER, micro_batches=NARROW.micro_batches)
         for batch in batches:
             await plain.step(*batch)
         expected = await plain.model.state_dict()
@@ -92,7 +92,7 @@ async def test_a_program_dropped_while_it_runs_ends_well_and_then_goes_completel
         driver, forgotten = soft_gpu.opened[-1], []
         destroy = driver.destroy_graph
         monkeypatch.setattr(driver, "destroy_graph", lambda graph: forgotten.append(graph) or destroy(graph))
-        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        trainer = Trainer(await lively(engine, NARROW), OPTIMIZER, micro_batches=NARROW.micro_batches)
         model, start = trainer.model, runtime_of(engine).start
         seen: list[weakref.ref[Program]] = []
 

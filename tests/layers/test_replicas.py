@@ -155,7 +155,7 @@ def test_the_gradient_of_several_replicas_is_that_of_the_whole_batch(name: str) 
         assert distance(narrow, exact) < 1e-6, tensor
 
 
-@pytest.mark.parametrize(("name", "replicas"), covering(["cut", "grouped"], [2, 4]))
+@pytest.mark.parametrize(("name", "replicas"), covering(["cut", "grouped"], [2, 4], few=1))
 def test_passes_and_kept_activations_change_no_bit(name: str, replicas: int) -> None:
     shape = SHAPED[name]
     tokens, targets = shape.batch_of_tokens()
@@ -187,7 +187,7 @@ def recorded(shape: Shape, kind: str, replicas: int, **more: Any) -> tuple[Param
     return parameters, record(kind, parameters, rows, **more)
 
 
-@pytest.mark.parametrize(("kind", "kept"), covering(TRAINING, [0, 3]))
+@pytest.mark.parametrize(("kind", "kept"), covering(TRAINING, [0, 3], few=2))
 def test_at_most_one_partial_more_than_the_tree_is_deep_is_alive_for_any_tile(kind: str, kept: int) -> None:
     """The two ends of wte make a tree that is deeper by one."""
     for replicas in (2, 4, 8):
@@ -223,7 +223,7 @@ def test_the_host_hears_the_same_numbers_in_the_same_order_from_any_replicas() -
     assert numbers[0] == numbers[1] == numbers[2]
 
 
-@pytest.mark.parametrize(("kind", "precision"), covering(TRAINING, ["fp32", "bf16"]))
+@pytest.mark.parametrize(("kind", "precision"), covering(TRAINING, ["fp32", "bf16"], few=2))
 def test_replicas_do_not_raise_the_floor(kind: str, precision: str) -> None:
     """An addition holds two tiles, and other operations hold more."""
     parameters = Parameters(CUT.config, Tiling(CUT.config, CUT.tile), precision)

@@ -25,7 +25,7 @@ from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorWriter
 from tests.laws import covering
 from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, trainer_on
-from tests.layers.training import SMALL
+from tests.layers.training import NARROW
 
 
 @pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
@@ -82,7 +82,7 @@ async def test_a_save_beside_training_has_the_step_of_its_request(
         await disk.reached.wait()
         for batch in BATCHES[2:]:
             await trainer.step(*batch)
-        assert trainer.saving and lent.nbytes == lent.most == SMALL.config.states_nbytes
+        assert trainer.saving and lent.nbytes == lent.most == NARROW.config.states_nbytes
         assert trainer.model.last_checkpoint == str(tmp_path / "at once")
         assert not (tmp_path / "behind").exists()
         disk.go.set()
@@ -100,7 +100,7 @@ async def test_a_save_beside_training_has_the_step_of_its_request(
 async def test_a_save_runs_beside_training_if_the_budget_allows_it(
     options: dict[str, Any], tmp_path: Path, states: int, room: bool
 ) -> None:
-    cap = states * SMALL.config.states_nbytes
+    cap = states * NARROW.config.states_nbytes
     async with Engine(**options, host_memory=cap) as engine:
         trainer = await trainer_on(engine, steps=1)
         await trainer.save(tmp_path / "c", wait=False)
@@ -211,7 +211,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("case", "wait"), covering(FAILURES, [True, False]))
+@pytest.mark.parametrize(("case", "wait"), covering(FAILURES, [True, False], few=4))
 async def test_a_failing_disk_leaves_the_old_checkpoint(
     case: tuple[Callable[[pytest.MonkeyPatch], None], str], wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +226,7 @@ async def test_a_failing_disk_leaves_the_old_checkpoint(
             with pytest.raises(CheckpointError, match=said) as caught:  # noqa: PT012
                 await trainer.save(tmp_path / "c", wait=wait)
                 await trainer.saved()
-        for part in (str(tmp_path / "c"), f"needs {format_size(SMALL.config.states_nbytes)},", "are free"):
+        for part in (str(tmp_path / "c"), f"needs {format_size(NARROW.config.states_nbytes)},", "are free"):
             assert part in str(caught.value)
         assert "\n" not in str(caught.value)
         assert bytes_of(tmp_path / "c") == old

@@ -65,7 +65,7 @@ async def test_a_text_is_the_same_alone_and_in_any_company(
                 assert await texts(server, max_new_tokens=9) == alone
 
 
-@pytest.mark.parametrize(("device", "prefetch"), covering(["emulated", "cpu"], [0, 1, 2]))
+@pytest.mark.parametrize(("device", "prefetch"), covering(["emulated", "cpu"], [0, 1, 2], few=2))
 async def test_a_text_and_its_logits_are_the_same_under_the_smallest_caps(
     alone: list[list[int]], tmp_path: Path, device: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

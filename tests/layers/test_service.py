@@ -17,7 +17,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
 from tests.inside_engine import watch
 from tests.layers.saving import BATCHES, trainer_on
-from tests.layers.training import SMALL, states_of
+from tests.layers.training import NARROW, states_of
 from tests.settle import HANG_S
 
 
@@ -62,7 +62,7 @@ async def test_a_save_that_got_ram_comes_before_a_program_that_wants_it_back(
 ) -> None:
     """RAM is enough for either. Otherwise the program would hold the engine and wait for RAM, the save for the engine."""
     asked: list[asyncio.Task[Any]] = []
-    states, tokens = SMALL.config.states_nbytes, np.zeros((40, SMALL.length), np.int64)
+    states, tokens = NARROW.config.states_nbytes, np.zeros((40, NARROW.length), np.int64)
     async with Engine("emulated", device_memory=states) as engine:
         model = (await trainer_on(engine)).model
         state = model_state_of(model)

@@ -114,9 +114,9 @@ def assert_same(found: Trained, expected: Trained) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "emulated over a disk", "cuda, streamed",
+        "emulated over a disk",
         *map(law, ("cpu", "cpu over a disk", "emulated, all resident", "emulated, streamed", "cuda, all resident",
-                   "cuda over a disk")),
+                   "cuda, streamed", "cuda over a disk")),
     ],
     indirect=True,
 )  # fmt: skip

@@ -37,7 +37,7 @@ from asynctile.share import runtime_of
 from asynctile.storage.tensors import TensorWriter
 from asynctile.streams import run_ahead
 from tests.layers.saving import BATCHES, trainer_on
-from tests.layers.training import SMALL
+from tests.layers.training import NARROW
 
 
 @pytest.fixture(autouse=True)
@@ -246,13 +246,13 @@ async def test_a_cancelled_save_is_told_as_a_failed_one(tmp_path: Path, monkeypa
 
 
 async def test_a_save_without_room_beside_the_training_says_what_it_lacked(tmp_path: Path) -> None:
-    async with Engine("cpu", host_memory=2 * SMALL.config.states_nbytes) as engine:
+    async with Engine("cpu", host_memory=2 * NARROW.config.states_nbytes) as engine:
         trainer = await named(engine, steps=1)
         reader = engine.events()
         await trainer.save(tmp_path / "c", wait=False)
         assert not trainer.saving
     told = [event for event in await rest(reader) if isinstance(event, Pressure)]
-    assert [(event.tier, event.cap_bytes) for event in told][-1] == ("host_memory", 2 * SMALL.config.states_nbytes)
+    assert [(event.tier, event.cap_bytes) for event in told][-1] == ("host_memory", 2 * NARROW.config.states_nbytes)
     assert f"for the save of {tmp_path / 'c'}, which goes on without it" in told[-1].text
 
 

@@ -167,7 +167,7 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize(("options", "at"), covering(DEVICES, AFTER), indirect=["options"])
+@pytest.mark.parametrize(("options", "at"), covering(DEVICES, AFTER, few=3), indirect=["options"])
 async def test_a_failure_after_the_first_update_tears_the_model(
     options: dict[str, Any], at: tuple[str, int, float | None], tmp_path: Path
 ) -> None:
@@ -240,7 +240,7 @@ class Hang:
 
 @pytest.mark.parametrize(
     ("options", "at"),
-    covering(DEVICES, {"in the head's backward": ("cross_entropy_backward", 1), **BEFORE}),
+    covering(DEVICES, {"in the head's backward": ("cross_entropy_backward", 1), **BEFORE}, few=3),
     indirect=["options"],
 )
 async def test_a_step_cancelled_before_its_first_update_leaves_the_model_unchanged(
