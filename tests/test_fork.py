@@ -103,7 +103,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("kind", ["cpu", "spill", law("emulated")])
+@pytest.mark.parametrize("kind", ["spill", law("cpu"), law("emulated")])
 def test_a_forked_child_is_refused_at_once_and_may_open_an_engine_of_its_own(kind):
     ran = subprocess.run([sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=HANG_S)
     assert (ran.returncode, ran.stdout) == (0, "parent and child are well\n"), ran.stderr

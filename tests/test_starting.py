@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.laws import law
 from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +52,7 @@ def run_with(folder: Path, command: list[str], before: str) -> tuple[int, str, s
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", ["logging", "numba", "asynctile.cli.arguments", "asynctile.cli.plan"])
+@pytest.mark.parametrize("name", ["logging", law("numba"), law("asynctile.cli.arguments"), "asynctile.cli.plan"])
 def test_ctrl_c_during_an_import_ends_the_program_silently(tmp_path: Path, name: str) -> None:
     assert run(tmp_path, ["-m", "asynctile", "plan"], name) == (130, "", "")
 
@@ -79,7 +80,7 @@ def test_a_second_ctrl_c_as_the_program_ends_changes_nothing(tmp_path: Path) -> 
     assert run_with(tmp_path, ["-m", "asynctile", "plan"], TWICE) == (130, "", "")
 
 
-@pytest.mark.parametrize("name", ["asynctile.share", "asynctile.cli.arguments"])
+@pytest.mark.parametrize("name", ["asynctile.share", law("asynctile.cli.arguments")])
 def test_ctrl_c_in_another_program_stays_that_programs(tmp_path: Path, name: str) -> None:
     (tmp_path / "service.py").write_text(OTHER)
     assert run(tmp_path, ["-m", "service", "asynctile"], name) == (0, "stopped\nTrue\n", "")

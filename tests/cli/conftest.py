@@ -18,6 +18,8 @@ Result = tuple[int, str, str]
 Program = Callable[..., Result]
 #: How every PNG begins.
 PNG = b"\x89PNG\r\n\x1a\n"
+#: Tokens of the sample at the end of a run: enough to leave the window of the fixture `shape` behind.
+SAMPLE_TOKENS = 20
 
 
 def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
@@ -62,6 +64,12 @@ def drawn_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     Processes that tests start do draw (test_picture.py); what is drawn is tests/layers/test_plot.py.
     """
     monkeypatch.setattr("asynctile.layers.plot.png", lambda curves, figure: PNG)
+
+
+@pytest.fixture(autouse=True)
+def short_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a short sample at the end of a run: the usual one takes longer than so small a training."""
+    monkeypatch.setattr("asynctile.cli.summary._SAMPLE_TOKENS", SAMPLE_TOKENS)
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from asynctile.cli import main
+from asynctile.cli import main, summary
 from asynctile.cli.display import PlainDisplay
 from asynctile.cli.journal import Journal
 from asynctile.kernels.cpu import warm
 from asynctile.layers import plot
 from asynctile.storage import folder
-from tests.cli.conftest import PNG
+from tests.cli.conftest import PNG, SAMPLE_TOKENS
 
 #: Numbers that follow from the options alone; times and bytes do not.
 _TIMELESS = ("step", "loss", "lr", "grad_norm", "skipped", "validation_loss", "validation_perplexity",
@@ -89,6 +89,7 @@ def outcome(run: Path) -> dict[str, Any]:
 def _killed_everywhere(place: Path, words: list[str]) -> list[str]:
     """Train in place/run, killed once at each moment; return the moments."""
     import_module("asynctile.cli.train")
+    summary._SAMPLE_TOKENS = SAMPLE_TOKENS
     warm()  # so that a fork begins in milliseconds
     if find_spec("matplotlib"):
         import_module("matplotlib.figure")

@@ -59,7 +59,7 @@ def move_away(path: Path, far: Path) -> None:
     path.symlink_to(far / path.name)
 
 
-@pytest.mark.parametrize("name", [*LINKED[::2], *map(law, LINKED[1::2])])
+@pytest.mark.parametrize("name", [law(name) if number % 4 else name for number, name in enumerate(LINKED)])
 def test_a_link_inside_a_run_is_refused_before_any_work(program: Program, run: Path, tmp_path: Path, name: str) -> None:
     move_away(run / name, tmp_path / "far")
     before = everything(tmp_path)
@@ -74,7 +74,7 @@ ELSE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "kind"), covering(ELSE, ["pipe", "other"]))
+@pytest.mark.parametrize(("name", "kind"), covering(ELSE, ["pipe", "other"], few=4))
 def test_a_file_of_another_kind_is_refused_before_any_work(
     program: Program, run: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_run_may_be_named_through_links(program: Program, run: Path, tmp_path:
     assert (tmp_path / "straight").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-000002", "run.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["checkpoints", law("checkpoints/step-000002"), "run.json", law("tokenizer.json")])
 def test_commands_that_only_read_follow_links_and_change_nothing(
     program: Program, run: Path, tmp_path: Path, name: str
 ) -> None:

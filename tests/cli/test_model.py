@@ -44,8 +44,8 @@ def rates(run: Path) -> list[float]:
 
 @pytest.mark.parametrize(("words", "expected"), [
     ("--schedule constant --warmup 2", [0.5, 1, 1, 1, 1, 1]),
-    ("--schedule linear --warmup 2 --min-lr 0.2", [0.5, 1, 0.8, 0.6, 0.4, 0.2]),
-    ("--schedule linear", [1 - 0.9 * n / 6 for n in range(1, 7)]),
+    law("--schedule linear --warmup 2 --min-lr 0.2", [0.5, 1, 0.8, 0.6, 0.4, 0.2]),
+    law("--schedule linear", [1 - 0.9 * n / 6 for n in range(1, 7)]),
     ("--min-lr 0 --warmup 2", [0.5, 1, *(0.5 + 0.5 * math.cos(math.pi * n / 4) for n in (1, 2, 3)), 0]),
 ])  # fmt: skip
 def test_the_rates_of_a_run(train: Program, tmp_path: Path, words: str, expected: list[float]) -> None:
@@ -69,8 +69,8 @@ def test_the_length_of_a_schedule_stays_and_steps_beyond_it_have_its_last_rate(
 @pytest.mark.parametrize(("words", "said", "expected"), [
     law("--schedule constant", "schedule constant (was linear)", [1, 1, 1, 1]),
     ("--warmup 6 --lr 3 --min-lr 1", "lr 3 (was 1), warmup 6 (was 0), min-lr 1 (was 0.1)", [2.5, 3, 2, 1]),
-    ("--lr 2 --steps 10", "lr 2 (was 1), min-lr 0.2 (was 0.1), decay-steps 10 (was 8)",
-     [2 - 1.8 * n / 10 for n in range(5, 11)]),
+    law("--lr 2 --steps 10", "lr 2 (was 1), min-lr 0.2 (was 0.1), decay-steps 10 (was 8)",
+        [2 - 1.8 * n / 10 for n in range(5, 11)]),
     law("--steps 10 --decay-steps 10", "decay-steps 10 (was 8)", [1 - 0.9 * n / 10 for n in range(5, 11)]),
     ("--steps 10", "", [1 - 0.9 * n / 8 for n in range(5, 9)] + [0.1, 0.1]),
 ])  # fmt: skip
@@ -100,7 +100,9 @@ def test_a_finished_run_goes_on_at_the_rate_that_is_given(train: Program, progra
     assert rates(run)[5:] == pytest.approx([0.1, 4, 4])
 
 
-@pytest.mark.parametrize("words", ["--lr 0.05", "--min-lr 2", "--decay-steps 1 --warmup 2", "--schedule constant --min-lr 0.5"])
+@pytest.mark.parametrize("words", [
+    "--lr 0.05", law("--min-lr 2"), "--decay-steps 1 --warmup 2", law("--schedule constant --min-lr 0.5"),
+])  # fmt: skip
 def test_rates_that_do_not_fit_what_the_run_remembers_are_refused(
     train: Program, program: Program, tmp_path: Path, words: str
 ) -> None:
@@ -126,7 +128,7 @@ def test_a_run_older_than_the_remembered_end_of_its_schedule_takes_it_from_its_c
     assert json.loads((run / "run.json").read_text())["options"]["decay_steps"] == 6
 
 
-@pytest.mark.parametrize("clip", [(), ("--clip-norm", 1)])
+@pytest.mark.parametrize("clip", [law(()), ("--clip-norm", 1)])
 def test_accumulated_batches_give_the_bits_of_one_batch_that_is_split(train: Program, tmp_path: Path, clip: tuple[Any]) -> None:
     cut, added = tmp_path / "cut", tmp_path / "added"
     assert train("--out", cut, "--batch-size", 8, "--micro-batches", 4, *clip)[0] == 0

@@ -22,6 +22,7 @@ from asynctile.errors import AsynctileError
 from asynctile.storage.checksums import checksum
 from asynctile.storage.tensors import TensorWriter
 from tests.cli.conftest import Program, after_each_step
+from tests.laws import law
 from tests.settle import HANG_S
 
 
@@ -52,7 +53,7 @@ def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
 
 
-@pytest.mark.parametrize("step", [4, 6])
+@pytest.mark.parametrize("step", [4, law(6)])
 def test_a_full_disk_leaves_the_old_checkpoint(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -213,7 +214,7 @@ def test_a_checkpoint_of_another_model_is_refused(train: Program, program: Progr
     refused(run, result, before, "step-000003", "is not the model that the run began with", "n_layer is 2 instead of 1")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
+@pytest.mark.parametrize("name", [law("model.safetensors"), "optimizer.safetensors", law("trainer.json")])
 def test_a_flipped_bit_is_found_and_the_checkpoint_before_it_named(
     train: Program, program: Program, tmp_path: Path, name: str
 ) -> None:
