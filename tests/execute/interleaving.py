@@ -14,7 +14,7 @@ from asynctile.program.operation import Operation
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.layers.shapes import Shape
-from tests.layers.training import NARROW, OPTIMIZER, batches_of, lively
+from tests.layers.training import NARROW, OPTIMIZER, Tensors, batches_of, lively, states_of
 
 #: The model of NARROW on shorter sequences: 280 operations a step.
 SHORT = replace(NARROW, length=6, micro_batches=1)
@@ -24,6 +24,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "resident": {"device": "emulated"},
     "under a cap": {"device": "emulated", "device_memory": SHORT.config.states_nbytes // 4},
 }
+_by_coroutines: dict[Any, Tensors] = {}
 
 
 @asynccontextmanager
@@ -40,6 +41,16 @@ async def training(
 async def played(trainer: Trainer, *numbers: int) -> list[bool]:
     """Step over these batches; return whether each step was played."""
     return [(await trainer.step(*BATCHES[number])).played for number in numbers]
+
+
+async def by_coroutines(steps: int, **options: Any) -> Tensors:
+    """Return the states after so many steps by coroutines, with everything in RAM; all tests of a process share them."""
+    key = steps, *sorted(options.items())
+    if key not in _by_coroutines:
+        async with training(PLACES["cpu"], plays=False, **options) as (_, trainer):
+            assert not any(await played(trainer, *range(steps)))
+            _by_coroutines[key] = await states_of(trainer)
+    return _by_coroutines[key]
 
 
 def a_weight(trainer: Trainer) -> Tile:

@@ -20,8 +20,9 @@ from asynctile import Engine, TornModelError
 from asynctile.layers import Trainer
 from asynctile.ops import fill
 from asynctile.share import runtime_of
-from tests.execute.interleaving import BATCHES, SHORT, a_weight, breaks, launch_as, played, training
+from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, training
 from tests.inside_engine import schedule_of
+from tests.laws import law
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, states_of
 from tests.settle import HANG_S, settle
 
@@ -73,6 +74,9 @@ async def test_reading_between_steps_does_not_keep_them_from_being_played(place:
         assert_same_tensors(await states_of(other), expected)
 
 
+@pytest.mark.parametrize(
+    "place", [law(PLACES["cpu"]), law(PLACES["resident"]), PLACES["under a cap"]], ids=["cpu", "resident", "under a cap"]
+)
 async def test_other_shapes_models_and_requests_between_steps_change_no_bit(place: dict[str, Any]) -> None:
     async def story(plays: bool) -> tuple[list[Any], Tensors, Tensors]:
         seen: list[Any] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from asynctile import AsynctileError, DeviceError, Engine
@@ -31,10 +31,10 @@ from asynctile.schedule.packing import Packing
 from asynctile.share import Share, runtime_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
-from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, played, training
+from tests.execute.interleaving import BATCHES, SHORT, a_weight, by_coroutines, played, training
 from tests.execute.traps import set_trap
 from tests.inside_engine import device_of
-from tests.laws import covering
+from tests.laws import covering, examples
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively, states_of
 from tests.schedule.packings import check, drawn
 
@@ -96,7 +96,7 @@ async def run_thrice(work: Workload, place: EngineSetup, folder: Path, *, plays:
         assert (after.device_used_bytes, after.host_used_bytes, after.spill_used_bytes) == (0, 0, 0)
 
 
-@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
+@examples(8, phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 1 << 32), share=st.floats(0.02, 0.5), device=st.sampled_from(["emulated", "three tiers", "cpu"]),
        plays=st.booleans())  # fmt: skip
 def test_any_packing_of_any_program_gives_the_bits_of_a_run(
@@ -111,7 +111,9 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
 
 @pytest.mark.parametrize(
     ("options", "plays"),
-    covering([{}, {"clip_norm": 0.3}, {"update": "host"}, {"recompute": False}], {"played": True, "by coroutines": False}),
+    covering(
+        [{"clip_norm": 0.3}, {"update": "host"}, {}, {"recompute": False}], {"played": True, "by coroutines": False}, few=2
+    ),
 )
 async def test_packed_steps_have_the_usual_bits_and_move_the_planned_bytes(options: dict[str, Any], plays: bool) -> None:
     plan = plan_step(SHORT.config, SHORT.work(**{"update": "device", **options}), Machine(**CAPPED))
@@ -125,9 +127,7 @@ async def test_packed_steps_have_the_usual_bits_and_move_the_planned_bytes(optio
     for report in reports[2:]:
         assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
         assert report.played is plays and report.device_peak_bytes <= CAPPED["device_memory"]
-    async with training(PLACES["cpu"], plays=False, **options) as (_, trainer):
-        await played(trainer, 0, 1, 2, 3)
-        assert_same_tensors(found, await states_of(trainer))
+    assert_same_tensors(found, await by_coroutines(4, **options))
 
 
 @pytest.mark.parametrize("device", ["emulated", "cpu"])
@@ -145,9 +145,7 @@ async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_mac
         assert not report.played
         if device == "emulated":
             assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
-    async with training(PLACES["cpu"], plays=False) as (_, trainer):
-        await played(trainer, 0, 1, 2, 3)
-        assert_same_tensors(found, await states_of(trainer))
+    assert_same_tensors(found, await by_coroutines(4))
 
 
 async def test_a_failed_packed_step_of_coroutines_leaves_the_model_unchanged_and_is_packed_again() -> None:
@@ -163,9 +161,7 @@ async def test_a_failed_packed_step_of_coroutines_leaves_the_model_unchanged_and
         assert await played(trainer, 2, 3) == [False, False]
         assert is_packed(engine)
         found = await states_of(trainer)
-    async with training(PLACES["cpu"], plays=False) as (_, trainer):
-        await played(trainer, 0, 1, 2, 3)
-        assert_same_tensors(found, await states_of(trainer))
+    assert_same_tensors(found, await by_coroutines(4))
 
 
 async def test_coroutines_that_follow_a_packing_may_be_cancelled_anywhere() -> None:
@@ -184,9 +180,7 @@ async def test_coroutines_that_follow_a_packing_may_be_cancelled_anywhere() -> N
                 break
         await played(trainer, *range(trainer.step_count, 6))
         found = await states_of(trainer)
-    async with training(PLACES["cpu"], plays=False) as (_, trainer):
-        await played(trainer, *range(6))
-        assert_same_tensors(found, await states_of(trainer))
+    assert_same_tensors(found, await by_coroutines(6))
 
 
 async def test_tiles_of_other_programs_fit_into_packed_memory_and_return_to_slots() -> None:
@@ -214,9 +208,7 @@ async def test_storing_and_reading_work_where_ram_is_packed_over_a_file(tmp_path
         assert (await runtime_of(engine).read(stranger) == 7).all()
         assert (await played(trainer, 4, 5))[1]
         found = await states_of(trainer)
-    async with training(PLACES["cpu"], plays=False) as (_, trainer):
-        await played(trainer, *range(6))
-        assert_same_tensors(found, await states_of(trainer))
+    assert_same_tensors(found, await by_coroutines(6))
 
 
 async def test_a_share_can_be_lent_from_packed_memory_and_given_back() -> None:
@@ -229,9 +221,7 @@ async def test_a_share_can_be_lent_from_packed_memory_and_given_back() -> None:
             assert is_packed(part) and is_packed(engine)
         assert (await played(trainer, 4, 5))[1] and is_packed(engine)
         found = await states_of(trainer)
-    async with training(PLACES["cpu"], plays=False) as (_, trainer):
-        await played(trainer, *range(6))
-        assert_same_tensors(found, await states_of(trainer))
+    assert_same_tensors(found, await by_coroutines(6))
 
 
 async def test_a_plan_that_forgets_a_move_raises_a_fault_and_gives_no_wrong_byte(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,8 @@ async def undisturbed(case: str, folder: Path) -> Tensors:
     return _undisturbed[case]
 
 
-#: Those of RAM and a file alone, of a device above them, and of every option.
-FEW = ["cpu, kept", "emulated, one slot of each size in RAM", "emulated, clipped, updated in RAM"]
+#: One of RAM and a file alone, and one of a device above them with every option.
+FEW = ["cpu, kept", "emulated, clipped, updated in RAM"]
 
 
 @pytest.mark.parametrize("case", [*FEW, *(law(case) for case in OVER_A_FILE if case not in FEW)])
@@ -103,7 +103,7 @@ async def test_renewed_inputs_without_room_in_ram_are_written_nowhere(tmp_path: 
 ON_EACH = ["cpu over a file", "emulated over a file"]
 
 
-@pytest.mark.parametrize("kind", [*sorted(SURVIVED)[::2], *map(law, sorted(SURVIVED)[1::2])])
+@pytest.mark.parametrize("kind", [*sorted(SURVIVED)[:2], *map(law, sorted(SURVIVED)[2:])])
 async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_path: Path) -> None:
     expected = await undisturbed("cpu over a file", tmp_path)
     faults = Faults(seed=3)
@@ -139,7 +139,7 @@ async def test_bytes_lost_by_the_disk_in_a_played_step_leave_the_model_torn_or_u
     assert after == 120 or trainer.model.torn is None, "a read that fails before the first update loses nothing"
 
 
-@pytest.mark.parametrize("case", ON_EACH)
+@pytest.mark.parametrize("case", [law(ON_EACH[0]), ON_EACH[1]])
 async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes(case: str, tmp_path: Path) -> None:
     deaf = Deaf()
     async with engine_of(case, tmp_path, wrap_spill=deaf.wrap, watchdog=None) as engine:

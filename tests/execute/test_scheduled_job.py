@@ -29,6 +29,7 @@ from tests.by_hand import NBYTES, standing
 from tests.execute.interleaving import BATCHES, PLACES, played, training
 from tests.execute.traps import set_trap
 from tests.inside_engine import schedule_of
+from tests.laws import covering, law
 from tests.layers.training import Tensors, assert_same_tensors, states_of
 from tests.matmul import Matmul, engine_for
 
@@ -45,7 +46,10 @@ _undisturbed: dict[Any, Tensors] = {}
 
 
 #: Each place, and each of the options where it makes a difference.
-CASES = [("cpu", "two-phase"), ("resident", "updates on the host"), *(("under a cap", name) for name in OPTIONS)]
+CASES = [
+    ("cpu", "two-phase"), ("under a cap", "fused"), ("under a cap", "updates on the host"),
+    *map(law, [("resident", "updates on the host"), ("under a cap", "two-phase"), ("under a cap", "kept")]),
+]  # fmt: skip
 
 
 @pytest.fixture(params=CASES, ids=", ".join)
@@ -65,10 +69,9 @@ async def undisturbed(options: dict[str, Any], *batches: int) -> Tensors:
     return _undisturbed[key]
 
 
-@pytest.mark.parametrize(("name", "kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
-async def test_a_failure_before_the_loss_leaves_the_model_unchanged(
-    place: dict[str, Any], name: str, kernel: str, call: int
-) -> None:
+@pytest.mark.parametrize(("place", "at"), covering({name: PLACES[name] for name in ("under a cap", "cpu", "resident")}, BEFORE))
+async def test_a_failure_before_the_loss_leaves_the_model_unchanged(place: dict[str, Any], at: tuple[str, str, int]) -> None:
+    name, kernel, call = at
     options = OPTIONS[name]
     async with training(place, **options) as (engine, trainer):
         trap = set_trap(engine, kernel)
@@ -112,7 +115,7 @@ async def test_a_failure_among_the_updates_tears_the_model(case: tuple[dict[str,
         assert (left.device_used_bytes, left.host_used_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["two-phase", "updates on the host"])
+@pytest.mark.parametrize("name", ["two-phase", law("updates on the host")])
 async def test_a_loss_that_is_not_finite_skips_the_step(place: dict[str, Any], name: str) -> None:
     options = OPTIONS[name]
     async with training(place, **options) as (engine, trainer):

@@ -27,6 +27,7 @@ from asynctile.share import Share, runtime_of
 from asynctile.storage.tile import Tile
 from tests.execute.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, training
 from tests.inside_engine import device_of, schedule_of
+from tests.laws import law
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively, states_of
 from tests.settle import HANG_S, settle
 
@@ -43,7 +44,7 @@ async def test_weights_lost_between_steps_are_not_trained_on(place: dict[str, An
             await trainer.step(*BATCHES[3])
 
 
-@pytest.mark.parametrize("refused", ["asynctile-player-0", "asynctile-player-1"])
+@pytest.mark.parametrize("refused", [law("asynctile-player-0"), "asynctile-player-1"])
 async def test_steps_run_as_coroutines_while_a_player_thread_is_refused_and_are_played_later(
     place: dict[str, Any], refused: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
