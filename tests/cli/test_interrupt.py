@@ -25,6 +25,7 @@ import pytest
 from asynctile.cli.run_folder import RunFolder
 from tests.cli.conftest import Program
 from tests.cli.test_train import stop_after
+from tests.laws import law
 from tests.settle import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,7 +267,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize(("step", "says"), [
-    (1, "{run} has no checkpoint and starts at step 1"),
+    law(1, "{run} has no checkpoint and starts at step 1"),
     (3, "{run} continues from {run}/checkpoints/step-000002, step 2"),
 ])  # fmt: skip
 def test_a_run_that_ends_at_once_and_its_resume_name_the_checkpoint_to_resume_from(

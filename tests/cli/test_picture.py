@@ -121,6 +121,7 @@ async def test_a_failing_picture_on_the_way_ends_nothing_and_the_last_one_says_w
         await drawn.last()
 
 
+@pytest.mark.laws
 def test_a_backend_that_is_not_installed_ends_no_run(text: Path, shape: Path, tmp_path: Path) -> None:
     """Jupyter sets its own backend for the programs that it starts, which may run in another environment."""
     command = [sys.executable, "-m", "asynctile", "train", "--data", text, "--model", shape, "--device", "cpu", "--steps", "1",

@@ -66,6 +66,7 @@ def test_stopped_by_a_pair_of_signals_at_every_moment(
     assert outcome(run) == whole
 
 
+@pytest.mark.laws
 def test_killed_at_every_moment(words: list[str], whole: dict[str, Any], tmp_path: Path) -> None:
     program_of_kills = [sys.executable, "-m", "tests.cli.moments", str(tmp_path), *words]
     done = subprocess.run(program_of_kills, cwd=ROOT, capture_output=True, text=True)

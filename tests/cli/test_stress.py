@@ -31,6 +31,7 @@ from asynctile.program.operation import UPDATE, WRITE
 from asynctile.storage.tile import Tile
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
+from tests.laws import law
 from tests.settle import HANG_S
 
 
@@ -171,9 +172,11 @@ def test_a_scenario_ends_when_its_process_has_ended(
     assert found["rounds"] == {"kill": 1, "thrash": 3}
 
 
+@pytest.mark.parametrize("scenarios", ["random,thrash,kill", law(",".join(SCENARIOS))])
 def test_ctrl_c_ends_stress_early_with_the_results_so_far(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenarios: str
 ) -> None:
+    """Also where a scenario has a process of its own, as `kill` has."""
     played = []
 
     def and_counted(play: Callable[[Round], Awaitable[bool]]) -> Callable[[Round], Awaitable[bool]]:
@@ -188,7 +191,7 @@ def test_ctrl_c_ends_stress_early_with_the_results_so_far(
     for name, play in conductor.PLAYS.items():
         monkeypatch.setitem(conductor.PLAYS, name, and_counted(play))
     report = tmp_path / "report.json"
-    status, out, _ = stress(program, tmp_path, "--minutes", 60, "--report", report)
+    status, out, _ = stress(program, tmp_path, "--minutes", 60, "--scenario", scenarios, "--report", report)
     assert len(played) == 3
     assert (status, json.loads(report.read_text())["status"]) == (130, 130), out
     assert "stopping after this round" in out and "\nrounds " in out

@@ -15,6 +15,7 @@ import pytest
 from asynctile.layers.model import model_state_of
 from tests.cli.conftest import Program, after_each_step
 from tests.cli.test_refusals import refused
+from tests.laws import law
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -191,7 +192,7 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
     refused(program("generate", run, "--prompt", "a"), str(folder), "logits are not finite", command="generate")
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulated", "emulated*2"])
+@pytest.mark.parametrize("device", ["cpu", law("emulated"), "emulated*2"])
 def test_a_run_with_a_disk_below_ram_has_equal_bits_reports_its_spill_and_leaves_nothing(
     device: str, train: Program, tmp_path: Path
 ) -> None:
