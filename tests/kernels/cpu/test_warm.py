@@ -73,6 +73,7 @@ def test_a_child_compiles_missing_kernels_and_later_processes_load_them(tmp_path
     assert list((tmp_path / "named").rglob("*.nbi")) and not list((tmp_path / "cache").rglob("*.nbi")), "where it was named"
 
 
+@pytest.mark.laws
 def test_a_loop_of_another_module_is_compiled_apart_and_kept_like_a_kernel(tmp_path):
     (tmp_path / "room.py").write_text(LOOP)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
@@ -122,6 +123,7 @@ def test_another_environment_with_the_same_sources_has_nothing_to_compile(enviro
     assert [environments("two"), environments("one")] == [compiled, "[] 0"]
 
 
+@pytest.mark.laws
 def test_kernels_are_kept_beside_the_sources_if_others_can_write_the_cache(environments, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)

@@ -27,6 +27,7 @@ np.savez(sys.argv[2], **made)
 """
 
 
+@pytest.mark.laws
 @pytest.mark.skipif(llvm.get_host_cpu_features().get("avx512f") is not True, reason="there is but one width of vectors")
 def test_the_width_of_a_processors_vectors_changes_no_bit(tmp_path):
     a, c = random(1, 7, 75), random(2, 7, 85)

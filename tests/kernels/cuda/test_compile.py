@@ -19,7 +19,6 @@ from asynctile.kernels.cuda import options, source
 from tests.alone import alone
 from tests.cuda import nvrtc
 from tests.cuda.build import SIGNATURE
-from tests.laws import law
 
 pytestmark = pytest.mark.skipif(not nvrtc.installed(), reason="needs the package nvidia-cuda-nvrtc")
 
@@ -28,7 +27,8 @@ pytestmark = pytest.mark.skipif(not nvrtc.installed(), reason="needs the package
 def report(capability):
     """Return the compiler's messages about all kernels, with its remarks on each, and the PTX of each.
 
-    Compiling takes 15 s. So the report is kept on disk, under all that it depends on, for other workers and later runs.
+    Compiling takes 15 s, so these tests are laws. The report is kept on disk, under all that it depends on, for other workers
+    and later runs.
     """
     text, words = source(), (*options(f"sm_{capability}"), "--ptxas-options=-v")
     key = hashlib.sha256(repr((text, words, nvrtc.getVersion(), metadata.version("nvidia-cuda-nvrtc"))).encode())
@@ -56,7 +56,8 @@ def compiled(text, words):
     return log, dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx[0], re.DOTALL))
 
 
-@pytest.mark.parametrize("which", [law("oldest"), law("80"), "90", law("newest")])
+@pytest.mark.laws
+@pytest.mark.parametrize("which", ["oldest", "80", "90", "newest"])
 def test_every_kernel_compiles_without_a_warning(which):
     known = nvrtc.getSupportedArchs()
     capability = {"oldest": known[0], "newest": known[-1]}.get(which) or int(which)
@@ -68,6 +69,7 @@ def test_every_kernel_compiles_without_a_warning(which):
     assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == names
 
 
+@pytest.mark.laws
 def test_no_kernel_spills_registers():
     found = re.findall(r"Function properties for (\w+)\n.*, (\d+) bytes spill stores", report(90)[0])
     # The power of rope.cu is a function that kernels call.
@@ -75,6 +77,7 @@ def test_no_kernel_spills_registers():
     assert [name for name, spilled in found if int(spilled)] == []
 
 
+@pytest.mark.laws
 def test_only_the_exponential_flushes_subnormal_numbers():
     """The exponential is the GPU's own instruction, which has no other form."""
     ptx = report(90)[1]
