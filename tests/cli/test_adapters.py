@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
+from asynctile.cli import main
 from asynctile.layers import GPT2Config, LlamaConfig, Model
 from asynctile.layers.config import Config
 from asynctile.layers.layout import shapes
 from asynctile.layers.tokenizer import ByteTokenizer
-from tests.cli.conftest import Program, after_each_step
+from tests.cli.conftest import PNG, Program, after_each_step
 from tests.cli.moments import outcome
 from tests.cli.test_refusals import refused
 from tests.layers.adapters import layers_of
@@ -55,9 +58,10 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     (place / "text.txt").write_text("the tile moved from one tier to another\n" * 200)
     words = ["train", "--data", place / "text.txt", "--model", base, "--out", place / "run", *OPTIONS]
-    done = subprocess.run([sys.executable, "-m", "asynctile", *map(str, words)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"asynctile merge BASE {place / 'run' / 'checkpoints' / 'step-000003'} OUT makes one model" in done.stdout
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as said:
+        patch.setattr("asynctile.layers.plot.png", lambda curves, figure: PNG)
+        assert main([str(word) for word in words]) == 0
+    assert f"asynctile merge BASE {place / 'run' / 'checkpoints' / 'step-000003'} OUT makes one model" in said.getvalue()
     return place / "run"
 
 
@@ -129,7 +133,7 @@ def test_a_run_that_is_killed_at_every_moment_has_the_outcome_of_a_whole_one(
     killed = [sys.executable, "-m", "tests.cli.moments", tmp_path / "killed", *words]
     done = subprocess.run(list(map(str, killed)), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "before the rename to step-000002 at 2" in json.loads(done.stdout)
+    assert any(moment.startswith("before the rename to step-000002 ") for moment in json.loads(done.stdout))
     assert outcome(tmp_path / "killed" / "run") == outcome(tmp_path / "whole")
 
 

@@ -52,7 +52,7 @@ async def adapted(engine: Engine, folder: Path, shape: Shape = SMALL, lora: LoRA
     (DEVICES["emulated"], "gpt2", False, None),
     (DEVICES["cpu"], "qwen3", True, 0.5),
     law(DEVICES["cpu"], "gpt2", False, 0.5),
-    law(DEVICES["emulated"], "qwen3", True, None),
+    law({"device": "emulated", "device_memory": "32KiB"}, "qwen3", True, None),
 ])  # fmt: skip
 async def test_a_resumed_training_of_an_adapter_has_equal_bits(
     options: dict[str, Any], case: str, wait: bool, clip_norm: float | None, tmp_path: Path
@@ -81,7 +81,7 @@ async def test_a_resumed_training_of_an_adapter_has_equal_bits(
         assert_same_tensors(await states_of(fresh), expected)
 
 
-@pytest.mark.parametrize("weights", ["stored", "float32"])
+@pytest.mark.parametrize("weights", ["stored", law("float32")])
 async def test_a_base_is_kept_again_as_it_was(tmp_path: Path, weights: str) -> None:
     """Frozen weights in bfloat16 stay so, and the bits are those over float32."""
     shape, lora = SHAPES["qwen3"]
