@@ -1,6 +1,6 @@
 """What does it cost on a CPU to keep matrices in bfloat16, as a file has them?
 
-    python bench/bench_stored.py [--rounds 7] [--length 512] [--tokens 24] [--write]
+    python bench/bench_stored.py [--rounds 7] [--length 512] [--tokens 24] [--layers 30] [--vocab 49152] [--write]
 
 A LLaMA of the shape of SmolLM2-135M with random weights, saved in bfloat16 and loaded twice on `cpu`: with weights="float32",
 and with weights="stored", which widens each tile as it is used. Measured: seconds of the logits of one sequence of --length
@@ -25,18 +25,14 @@ from texts import GREEDY, prompts, write
 from asynctile import Engine
 from asynctile.layers import LlamaConfig, Model
 
-CONFIG = LlamaConfig(
-    n_layer=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, vocab_size=49152,
-    block_size=2048, rope_theta=100000.0, tie_word_embeddings=True,
-)  # fmt: skip
 #: The most of stored, relative to float32: seconds, and bytes.
 SECONDS, BYTES = 1.1, 0.51
 
 
-async def saved(folder: Path) -> Path:
+async def saved(folder: Path, config: LlamaConfig) -> Path:
     """Save a new model in bfloat16."""
     async with Engine("cpu") as engine:
-        await (await Model.create(engine, CONFIG, seed=1)).save_pretrained(folder, dtype="bfloat16")
+        await (await Model.create(engine, config, seed=1)).save_pretrained(folder, dtype="bfloat16")
     return folder
 
 
@@ -49,9 +45,9 @@ def logits_of(model: Model, tokens: Any) -> Side:
     return side
 
 
-def text_of(server: Any, count: int) -> Side:
+def text_of(server: Any, config: LlamaConfig, count: int) -> Side:
     async def side() -> float:
-        (prompt,) = prompts(CONFIG, 1, 8)
+        (prompt,) = prompts(config, 1, 8)
         _, times = await write(server, prompt, count, **GREEDY)
         return (times[-1] - times[0]) / (len(times) - 1) * 1e3
 
@@ -59,10 +55,13 @@ def text_of(server: Any, count: int) -> Side:
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=7, length=512, tokens=24)
-    tokens = np.random.default_rng(1).integers(0, CONFIG.vocab_size, (1, options.length))
+    options = arguments(__doc__, rounds=7, length=512, tokens=24, layers=30, vocab=49152)
+    config = LlamaConfig(
+        n_layer=options.layers, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=options.vocab, block_size=2048, rope_theta=100000.0, tie_word_embeddings=True)  # fmt: skip
+    tokens = np.random.default_rng(1).integers(0, config.vocab_size, (1, options.length))
     with TemporaryDirectory() as root:
-        folder = await saved(Path(root) / "model")
+        folder = await saved(Path(root) / "model", config)
         async with AsyncExitStack() as stack:
             logits, texts, nbytes, bits = {}, {}, {}, set()
             for weights in ("float32", "stored"):
@@ -71,13 +70,14 @@ async def main() -> None:
                 nbytes[weights] = engine.statistics().host_used_bytes
                 bits.add((await model.logits(tokens)).tobytes())
                 logits[weights] = logits_of(model, tokens)
-                texts[weights] = text_of(await stack.enter_async_context(model.serve(most=1)), options.tokens)
+                server = await stack.enter_async_context(model.serve(most=1))
+                texts[weights] = text_of(server, config, options.tokens)
             found = []
             for sides in (logits, texts):
                 await in_turn(sides, 2)  # warm up: programs are recorded and scheduled
                 found.append(await in_turn(sides, options.rounds))
     configuration = {
-        "model": f"LLaMA, {CONFIG.summary}, on cpu",
+        "model": f"LLaMA, {config.summary}, on cpu",
         "repeats": f"medians of {options.rounds} rounds, sides in turn; relative: the median of the rounds' ratios",
         "bits of the logits are equal": len(bits) == 1,
     }

@@ -66,10 +66,11 @@ TINY = {
     "bench_context": ["--rounds=1", "--tokens=3", "--block=32", "--contexts", "4", "20", "--widths", "32"],
     "bench_generate": ["--rounds=1", "--tokens=3", "--capped-tokens=2", "--prompt=5", "--block=16", "--requests", "1", "2",
                        "--models", "small"],
+    "bench_stored": ["--rounds=1", "--length=6", "--tokens=3", "--layers=1", "--vocab=40"],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["bench_context", pytest.param("bench_generate", marks=pytest.mark.reference)])
+@pytest.mark.parametrize("name", ["bench_context", "bench_stored", pytest.param("bench_generate", marks=pytest.mark.reference)])
 async def test_the_benchmark_runs(
     bench: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
