@@ -227,3 +227,14 @@ def test_no_program_needs_more_than_the_floor(seed: int) -> None:
         program = record(kind, parameters, rows, kept=draw.randint(0, parts_of(config)) if kind == "gradients" else 0)
         needed = demand_of([program], parameters.states())
         assert needed.floor_nbytes <= floor, (kind, config, tile, grain.tall, rows.batch, rows.length, needed.what)
+
+
+def test_the_floor_has_room_for_bf16_tiles_that_count_as_small() -> None:
+    """The keys' matrix is an eighth of the largest tile in bf16, and a quarter in float32."""
+    config = Qwen3Config(n_layer=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8, hidden_size=40,
+                         intermediate_size=40, vocab_size=40, block_size=60)  # fmt: skip
+    stored = matrices_of(config)
+    parameters = Parameters(config, Tiling(config, 40), stored=stored)
+    small, large = demand_of([record("logits", parameters, parameters.tiling.rows(40, 1))], parameters.states()).sizes
+    assert floor_demand(config, 40).sizes[0] < small <= floor_demand(config, 40, stored=stored).sizes[0]
+    assert large == floor_demand(config, 40, stored=stored).sizes[1]
