@@ -15,11 +15,10 @@ from asynctile.layers import AdamW, LoRA, Model, Trainer
 from asynctile.layers.config import Config, Tensor
 from asynctile.layers.lora import PREFIX, RANK
 from asynctile.layers.model import model_state_of
-from asynctile.layers.tuning import Tuning
 from asynctile.share import runtime_of
 from tests.layers.families import FAMILIES
 from tests.layers.shapes import Shape
-from tests.layers.training import OPTIMIZER, TWO_BLOCKS, Outcome, batches_of, lively, moments_of
+from tests.layers.training import OPTIMIZER, RAGGED, Outcome, batches_of, lively, moments_of
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -29,8 +28,13 @@ EVERY = {
     "gpt2": ("c_attn", "c_proj", "c_fc"),
     **dict.fromkeys(FAMILIES, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
 }
-#: Models that are cut everywhere.
-SHAPES = {"gpt2": TWO_BLOCKS, **FAMILIES}
+def blocks(count: int, shape: Shape, **more: Any) -> Shape:
+    """Return the shape with another number of blocks. more: further fields."""
+    return replace(shape, config=replace(shape.config, n_layer=count), **more)
+
+
+#: Models of one block that are cut everywhere: blocks are alike.
+SHAPES = {"gpt2": RAGGED, **{name: blocks(1, shape) for name, shape in FAMILIES.items()}}
 
 
 def lora_of(config: Config, **more: Any) -> LoRA:
@@ -100,13 +104,3 @@ async def adapted_outcome(
             statistics.device_peak_bytes,
             statistics.uploaded_bytes,
         )
-
-
-def tuned(shape: Shape, tuning: Tuning) -> Any:
-    """Return the tensors of a shape under a tuning."""
-    return shape.parameters().tuned(tuning)
-
-
-def one_block(shape: Shape, **more: Any) -> Shape:
-    """Return the shape with one block. more: further fields."""
-    return replace(shape, config=replace(shape.config, n_layer=1), **more)

@@ -21,12 +21,13 @@ from asynctile.layers.tuning import Tuning
 from asynctile.share import runtime_of
 from tests.interpreter import Model as Plain
 from tests.laws import covering, law
-from tests.layers.adapting import SHAPES, adapted, adapted_outcome, lora_of, one_block, random_adapter
+from tests.layers.adapting import SHAPES, adapted, adapted_outcome, blocks, lora_of, random_adapter
 from tests.layers.shapes import Shape
 from tests.layers.test_replicas_trained import by_coroutines
 from tests.layers.training import (
     NARROW,
     OPTIMIZER,
+    TWO_BLOCKS,
     Outcome,
     assert_same_bits,
     assert_same_tensors,
@@ -40,7 +41,7 @@ FEW = pytest.mark.parametrize("shape", ["gpt2", "qwen3", law("llama"), law("mist
 _yardsticks: dict[tuple[Shape, int, float | None], Outcome] = {}
 
 
-@pytest.fixture(params=list(SHAPES))
+@pytest.fixture(params=["gpt2", "llama", "qwen3", law("mistral"), law("qwen2")])
 def shape(request: pytest.FixtureRequest) -> Shape:
     return SHAPES[request.param]
 
@@ -103,21 +104,34 @@ async def test_clipping_is_equal_bit_for_bit_at_the_floor(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(("name", "replicas", "device", "prepare"), [
-    ("gpt2", 2, "emulated*2", "played"), ("qwen3", 4, "emulated*2", "by coroutines"), ("llama", 4, "cpu", "played"),
+    ("gpt2", 2, "emulated*2", "played"), ("qwen3", 4, "emulated*2", "by coroutines"), law("llama", 4, "cpu", "played"),
     *(law(name, replicas, device, prepare) for name in SHAPES for replicas, device in ((2, "emulated*2"), (4, "emulated*4"))
       for prepare in RUNS),
 ])  # fmt: skip
 async def test_no_number_of_devices_changes_a_bit_of_replicas(name: str, replicas: int, device: str, prepare: str) -> None:
-    shape = one_block(SHAPES[name], batch=4, length=25, micro_batches=1)
+    shape = replace(SHAPES[name], batch=4, length=13, micro_batches=1)
     expected = await yardstick(shape, replicas)
     options = {} if device == "cpu" else {"device_memory": max(floor_of(shape), standing(shape) // 3)}
     found = await adapted_outcome(shape, device=device, replicas=replicas, engine_options=options, prepare=RUNS[prepare])
     assert_same_bits(found, expected)
-    other = await yardstick(shape, 1)
-    assert found.losses[0] == pytest.approx(other.losses[0], rel=1e-6) and found.norms != other.norms
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.usefixtures("soft_gpu")
+@pytest.mark.parametrize(("name", "precision"), [
+    ("gpt2", "bf16"), ("qwen3", "fp32"), law("gpt2", "fp32"), law("qwen3", "bf16"),
+])  # fmt: skip
+async def test_no_cap_on_a_gpu_changes_a_bit(name: str, precision: str) -> None:
+    shape = replace(SHAPES[name], batch=1, length=17, micro_batches=1)
+    floor = floor_demand(shape.config, shape.tile, precision=precision, tuning=Tuning(lora_of(shape.config))).floor_nbytes
+    found = [
+        await adapted_outcome(shape, device="cuda:0", prepare=prepare, steps=3, engine_options={"precision": precision, **caps})
+        for prepare, caps in ((by_coroutines, {}), (RUNS["played"], {"device_memory": 2 * floor + (48 << 10)}))
+    ]
+    assert_same_bits(*found)
+
+
+@FEW
+@pytest.mark.parametrize("device", ["emulated", law("cpu")])
 async def test_every_step_after_the_first_is_played(shape: Shape, device: str) -> None:
     cap = None if device == "cpu" else max(floor_of(shape), standing(shape) // 2)
     async with Engine(device, device_memory=cap) as engine:
@@ -144,7 +158,7 @@ async def test_the_engine_computes_what_the_interpreter_computes(shape: Shape) -
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2, seed=3)], ids=["frozen", "adapter"])
 async def test_frozen_bytes_are_never_written_back(lora: LoRA | None) -> None:
-    shape = SHAPES["gpt2"]
+    shape = TWO_BLOCKS
     freeze = () if lora else ("wte*", "wpe*", "h.*")
     parameters = shape.parameters().tuned(Tuning(lora, freeze))
     changed = sum(tile.nbytes for item in parameters.trained() for tile in item.weights.values())
@@ -198,14 +212,15 @@ async def test_another_seed_draws_another_adapter() -> None:
     assert found[0] == found[2] and all(found[0][name] != found[1][name] for name in found[0] if "lora_A" in name)
 
 
+@FEW
 async def test_texts_are_those_of_the_adapted_logits_whoever_is_computed_beside_them(shape: Shape) -> None:
     prompts = [[1, 2, 3], list(range(5, 35)), [7]]
     async with Engine("emulated*2", device_memory=2 * floor_of(shape)) as engine:
         model = await adapted(engine, shape, lora_of(shape.config))
         async with model.serve() as server:
-            texts = [server.generate(prompt, max_new_tokens=10, temperature=0) for prompt in prompts]
+            texts = [server.generate(prompt, max_new_tokens=6, temperature=0) for prompt in prompts]
             written: list[list[int]] = [[] for _ in prompts]
-            for _ in range(10):
+            for _ in range(6):
                 for tokens, text in zip(written, texts, strict=True):
                     tokens.append((await anext(text)).id)
         for prompt, tokens in zip(prompts, written, strict=True):
@@ -315,9 +330,9 @@ async def test_a_cap_below_the_floor_of_the_adapter_is_refused_by_engine_and_pla
 
 
 async def test_blocks_that_differ_train_with_equal_bits_under_a_cap() -> None:
-    shape = replace(SHAPES["gpt2"], config=replace(SHAPES["gpt2"].config, n_layer=3))
+    shape = blocks(3, NARROW)
     lora = LoRA(rank=3, targets=("h.1.attn.c_attn", "h.2.mlp.c_proj"), alpha=5.0)
     expected = await adapted_outcome(shape, lora=lora, device="cpu")
-    floor = floor_demand(shape.config, shape.tile, tuning=Tuning(lora)).floor_nbytes
+    floor = floor_demand(shape.config, shape.tile).floor_nbytes
     for cap in (floor, 2 * floor):
         assert_same_bits(await adapted_outcome(shape, lora=lora, engine_options={"device_memory": cap}), expected)

@@ -28,16 +28,18 @@ from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 from tests.interpreter import Model
 from tests.laws import law
-from tests.layers.adapting import SHAPES, lora_of, merged, random_adapter
+from tests.layers.adapting import SHAPES, blocks, lora_of, merged, random_adapter
 from tests.layers.shapes import LIGHT, Shape
 from tests.layers.test_step import Tensors, assert_same_bits, distance, model_of
+from tests.layers.training import NARROW
 from tests.verbs import VERBS
 
 ALL = SHAPES | LIGHT
 #: The most ragged shape of each family, and those of GPT-2 that differ in the number of parts.
 FEW = ["gpt2", "llama", "qwen3", "several sequences in a tile", "tiles of one"]
 EACH = [name if name in FEW else law(name) for name in ALL]
-SEVERAL = pytest.mark.parametrize("shape", [*FEW[:3], law("mistral"), law("several sequences in a tile")], indirect=True)
+OTHERS = map(law, ("mistral", "qwen2", "several sequences in a tile"))
+SEVERAL = pytest.mark.parametrize("shape", [*FEW[:3], *OTHERS], indirect=True)
 
 
 @pytest.fixture(params=EACH)
@@ -67,7 +69,7 @@ def test_logits_are_those_of_the_merged_weights(shape: Shape) -> None:
     tokens, _ = shape.batch_of_tokens()
     model = adapted_model(shape)
     logits = model.logits(tokens)
-    assert distance(logits, without(shape, model.state()).logits(tokens)) < 2e-6
+    assert distance(logits, without(shape, model.state()).logits(tokens)) < 5e-6
     assert distance(logits, model_of(shape, kernels=KERNELS).logits(tokens)) > 1e-2
 
 
@@ -160,7 +162,7 @@ def test_no_program_writes_a_frozen_tile_or_reads_what_nothing_needs(shape: Shap
             assert not any(f"d{item.title}[" in name for item in parameters.base() for name in names if len(item.shape) == 2)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, law("tiles of one"), law("several sequences in a tile")], indirect=True)
+@SEVERAL
 def test_freezing_tensors_changes_no_bit_of_the_others(shape: Shape) -> None:
     """Gains without the biases beside them and the other way round, matrices, embeddings, a block: every fused operation."""
     tokens, targets = shape.batch_of_tokens()
@@ -178,7 +180,7 @@ def test_freezing_tensors_changes_no_bit_of_the_others(shape: Shape) -> None:
 
 
 def test_backward_ends_at_the_lowest_block_that_trains() -> None:
-    shape = replace(ALL["gpt2"], config=replace(ALL["gpt2"].config, n_layer=4))
+    shape = blocks(4, NARROW)
     tokens, targets = shape.batch_of_tokens()
     plain = model_of(shape, kernels=KERNELS)
     _, expected = plain.gradients(tokens, targets)
@@ -264,4 +266,4 @@ def test_scaling_of_one_costs_no_operation() -> None:
     loras = [lora_of(shape.config, alpha=alpha) for alpha in (2.5, 3.0)]
     programs = [record("loss", shape.parameters().tuned(Tuning(lora)), rows) for lora in loras]
     counts = [sum(operation.kernel == "scale" for operation in program.operations()) for program in programs]
-    assert counts == [len(rows) * 2 * 4, 0]
+    assert counts == [len(rows) * 4, 0]
