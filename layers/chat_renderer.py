@@ -39,6 +39,8 @@ MEMORY_NBYTES = 512 << 20
 MOST_CHARACTERS = 1 << 23
 #: The most characters of a template's complaint in a message.
 _SHOWN = 300
+#: Names under which data sets keep what a model thought. Templates read the first or the second.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 #: Older versions have known ways out of the sandbox.
 LEAST_JINJA = (3, 1, 6)
 _INSTALL = "pip install 'asynctile[chat]'"
@@ -261,6 +263,15 @@ class Renderer:
 
 
 def _chat(messages: Sequence[Message], tools: object, wanted: str) -> dict[str, Any]:
-    """Return what the process needs for a chat. As in transformers, an entry that is None counts as missing."""
-    whole = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    return {"messages": whole, "tools": tools, "wanted": wanted}
+    """Return what the process needs for a chat."""
+    return {"messages": [*map(_given, messages)], "tools": tools, "wanted": wanted}
+
+
+def _given(message: Message) -> Message:
+    """Return a message as transformers gives it to a template.
+
+    An entry that is None counts as missing. What a model thought before it answered has all its names.
+    """
+    whole = {name: value for name, value in message.items() if value is not None}
+    thought = next((whole[name] for name in _THOUGHTS if name in whole), None)
+    return whole if thought is None else {"thinking": thought, **whole, "reasoning_content": thought}

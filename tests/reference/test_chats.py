@@ -48,6 +48,22 @@ def test_200_chats_have_the_ids_and_masks_of_transformers(style: str, tmp_path: 
     assert answered == 200
 
 
+def test_tools_thoughts_and_missing_contents_reach_a_template_as_in_transformers(tmp_path: Path) -> None:
+    source = ("{{ tools | tojson }}{{ documents }}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+              "{{ m | tojson }}{% endgeneration %}{% else %}{{ m | tojson(indent=2) }}{% endif %}{% endfor %}")  # fmt: skip
+    folder = write_tokenizer(tmp_path / "model", "ChatML", source)
+    theirs, tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder), open_tokenizer(folder)
+    tools = [{"type": "function", "function": {"name": "move", "parameters": {"<\u017e>": [1.5, None]}}}]
+    thoughts = ({"reasoning": "a"}, {"thinking": "b"}, {"reasoning_content": "c", "thinking": "d"}, {"reasoning": None})
+    with Renderer(source, {}, "m") as renderer:
+        for thought in thoughts:
+            messages = [*chat("go"), {"role": "assistant", "content": None, "tool_calls": [{"id": 1}], **thought}]
+            expected = theirs.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+            example = encode_answers(tokenizer, *renderer.answers(messages, tools))
+            assert example.ids.tolist() == expected["input_ids"]
+            assert example.answers.tolist() == list(map(bool, expected["assistant_masks"]))
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_answers_found_by_difference_are_those_that_a_mark_finds(style: str, tmp_path: Path) -> None:
     """Up to what the template writes behind an answer, which a mark may leave out: a new line of ChatML."""
