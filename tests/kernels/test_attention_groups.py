@@ -7,6 +7,7 @@ from tests.kernels import reference
 from tests.kernels.pages import fed, orders_of
 from tests.kernels.test_attention import BF16_BACKWARD, BF16_FORWARD, backward, forward
 from tests.kernels.values import DTYPES, poison, random, wide
+from tests.laws import law
 
 #: rows of each row tile, sequences in it, key heads, query heads of each, columns of a head
 CASES = [
@@ -19,6 +20,8 @@ CASES = [
     ([33], 3, 1, 8, 16),
     ([100], 1, 2, 8, 32),
 ]
+#: The same; those with the most products are laws.
+FEW = [law(*case) if case[0] in ([70, 70, 9], [129, 70]) else case for case in CASES]
 #: lengths of the sequences, positions of a page, key heads, query heads of each, columns of a head
 PAGES = [
     ([3, 9], 4, 2, 2, 16),
@@ -63,7 +66,7 @@ def test_against_full_attention_with_repeated_heads(machine, heights, seqs, grou
         assert np.abs(wide(gradient) - wanted).max() / largest < (BF16_BACKWARD if dtype == "bf16" else 2e-6)
 
 
-@pytest.mark.parametrize(("heights", "seqs", "groups", "ratio", "hs"), CASES)
+@pytest.mark.parametrize(("heights", "seqs", "groups", "ratio", "hs"), FEW)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_have_the_bits_that_they_have_with_repeated_heads(machine, heights, seqs, groups, ratio, hs, dtype):
     heads = groups * ratio

@@ -23,7 +23,7 @@ from tests.layers.shapes import shape
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, states_of
 
 #: Three blocks, and a vocabulary that makes the head one more part to keep: 0 to 4 parts.
-DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=3)
+DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=12, micro_batches=2, n_inner=25, n_layer=3)
 PARTS = parts_of(DEEP.config)
 STATES = DEEP.config.states_nbytes
 #: The option that limits the memory in which a device computes.

@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 WTE = "transformer.wte.weight"
 #: A batch of eight in place of each shape's own, and its way through the layers: cut sequences, and several in a tile.
-CUT = replace(LIGHT["sequences cut, all ragged"], batch=8, micro_batches=1)
+CUT = replace(LIGHT["sequences cut, all ragged"], batch=8, length=20, micro_batches=1)
 GROUPED = replace(LIGHT["several sequences in a tile"], batch=8, micro_batches=1)
 SINGLE = replace(LIGHT["tiles of one"], batch=8)
 SHAPED = {"cut": CUT, "grouped": GROUPED, "tiles of one": SINGLE}

@@ -10,6 +10,7 @@ from tests.cuda.build import library, missing
 from tests.cuda.machine import SoftMachine
 from tests.kernels.calls import calls
 from tests.kernels.values import DTYPES
+from tests.laws import law
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -29,7 +30,8 @@ def outcome(verb, dtype, order):
 
 @pytest.mark.parametrize("verb", sorted(KERNELS.keys() - {name for name in KERNELS if re.match("attention(?!_page)", name)}))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_order_of_threads_changes_no_bit(verb, dtype):
+@pytest.mark.parametrize("orders", [("reversed", 1), law(("reversed", 1, 2, 3))], ids=len)
+def test_the_order_of_threads_changes_no_bit(verb, dtype, orders):
     expected = outcome(verb, dtype, "forward")
-    for order in ("reversed", 1, 2):
+    for order in orders:
         assert outcome(verb, dtype, order) == expected
