@@ -17,7 +17,8 @@ from asynctile.storage.sizes import format_size
 
 __all__ = ["finish"]
 
-_SAMPLE_TOKENS = 160
+#: Tokens of the sample that a run writes at its end.
+SAMPLE_TOKENS = 160
 
 _VALIDATED = (LOSS, "validation_perplexity", "validation_bits_per_byte", "validation_tokens")
 
@@ -29,7 +30,7 @@ async def finish(session: Session) -> bool:
     sums = Sums.of(folder.metrics.lines())
     picture, bigrams = await session.picture.last()
     session.display.stage("writing a sample")
-    sample = await session.sample(_SAMPLE_TOKENS)
+    sample = await session.sample(SAMPLE_TOKENS)
     if sample is None:
         return False
     folder.write("sample.txt", sample.text.encode())

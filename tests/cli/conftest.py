@@ -69,7 +69,7 @@ def drawn_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def short_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a short sample at the end of a run: the usual one takes longer than so small a training."""
-    monkeypatch.setattr("asynctile.cli.summary._SAMPLE_TOKENS", SAMPLE_TOKENS)
+    monkeypatch.setattr("asynctile.cli.summary.SAMPLE_TOKENS", SAMPLE_TOKENS)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def outcome(run: Path) -> dict[str, Any]:
 def _killed_everywhere(place: Path, words: list[str]) -> list[str]:
     """Train in place/run, killed once at each moment; return the moments."""
     import_module("asynctile.cli.train")
-    summary._SAMPLE_TOKENS = SAMPLE_TOKENS
+    summary.SAMPLE_TOKENS = SAMPLE_TOKENS
     warm()  # so that a fork begins in milliseconds
     if find_spec("matplotlib"):
         import_module("matplotlib.figure")
