@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.laws import law
 from tests.settle import HANG_S
 
 # Child processes, because a limit cannot be taken back and the interpreter of the tests has mapped much already.
@@ -69,7 +70,7 @@ def train_under(**limits):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space of a process")
-@pytest.mark.parametrize(("name", "argument"), [("RLIMIT_AS", "ulimit -v"), ("RLIMIT_DATA", "ulimit -d")])
+@pytest.mark.parametrize(("name", "argument"), [("RLIMIT_AS", "ulimit -v"), law("RLIMIT_DATA", "ulimit -d")])
 def test_a_limit_of_address_space_is_the_default_cap(name, argument):
     nbytes, layers = (1_200_000_000, 10) if name == "RLIMIT_AS" else (850_000_000, 7)
     said = train_under(rlimits={name: nbytes}, layers=layers)
@@ -101,6 +102,7 @@ def memory_group(nbytes):
     pytest.skip("this machine lets nobody here make a memory cgroup")
 
 
+@pytest.mark.laws
 def test_a_memory_cgroup_is_the_default_cap():
     with memory_group(500_000_000) as procs:
         said = train_under(groups=[procs], layers=7)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from asynctile.storage.arena import Arena
 from asynctile.storage.ledger import Ledger
 from tests.transitions import HEADING, PRINTED, TIERS, Transitions
@@ -21,6 +23,7 @@ async def test_earlier():
     work = Matmul(n=3)
     async with Engine("cpu", host_memory="1MiB") as engine:
         await work.prepare(engine)
+    print("pytest reports a passing test that prints")
 
 
 async def test_in_question():
@@ -28,21 +31,22 @@ async def test_in_question():
     async with Engine("emulated", device_memory=4 * work.nbytes, host_memory="1MiB") as engine:
         await work.prepare(engine)
         await work.run(engine)
-    {end}
+    assert engine is None
 '''
 
 
-def output_of(folder: Path, end: str) -> str:
-    """Return the output of a session on a file of tests, under the conftest of this folder."""
-    (folder / "test_engines.py").write_text(ENGINES.replace("{end}", end))
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the output of a session on a test that passes and one that fails, under the conftest of this folder."""
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "test_engines.py").write_text(ENGINES)
     options = ["-c", str(ROOT / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", "-rP"]
     command = [sys.executable, "-m", "pytest", *options, str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
-def test_a_failing_test_prints_the_last_transitions_of_every_tier_it_made(tmp_path: Path) -> None:
-    output = output_of(tmp_path, "assert engine is None")
+def test_a_failing_test_prints_the_last_transitions_of_every_tier_it_made(output: str) -> None:
     assert "1 failed, 1 passed" in output, output
     _, _, section = output.partition(f" {HEADING} ")
     lines = section.partition("====")[0].splitlines()[1:]
@@ -53,10 +57,11 @@ def test_a_failing_test_prints_the_last_transitions_of_every_tier_it_made(tmp_pa
     assert all(" -> " in line for line in on_device[1:]) and any(line.startswith("  c[") for line in on_device)
 
 
-def test_a_passing_test_prints_no_transitions(tmp_path: Path) -> None:
-    output = output_of(tmp_path, "pass")
-    assert "2 passed" in output, output
-    assert HEADING not in output
+def test_a_passing_test_prints_no_transitions(output: str) -> None:
+    _, _, section = output.partition("_ test_earlier _")
+    assert "pytest reports a passing test that prints" in section, output
+    assert HEADING not in section.partition("_ test_in_question _")[0]
+    assert output.count(HEADING) == 1
 
 
 def test_only_the_last_tiers_are_remembered() -> None:

@@ -139,6 +139,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.laws
 def test_the_process_grows_by_its_budgets_and_little_more(tmp_path: Path) -> None:
     program = tmp_path / "resident.py"
     program.write_text(RESIDENT)

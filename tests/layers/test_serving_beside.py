@@ -77,7 +77,7 @@ async def scene(place: str) -> AsyncIterator[tuple[Trainer, Server]]:
         assert (model_state_of(trainer.model).followers, model_state_of(trainer.model).readers) == ([], 0)
 
 
-@pytest.mark.parametrize("place", ["cpu", "under a cap", law("emulated")])
+@pytest.mark.parametrize("place", [law("cpu"), "under a cap", law("emulated")])
 async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
     place: str, alone: tuple[list[list[list[int]]], Tensors]
 ) -> None:
