@@ -21,6 +21,7 @@ from asynctile.layers import GPT2
 from asynctile.layers.entropy import bigram_loss
 from asynctile.layers.examples import Examples, open_examples
 from tests.cli.conftest import Program, after_each_step
+from tests.cli.test_adapters import GPT, made
 from tests.cli.test_generate import Writer
 from tests.cli.test_refusals import refused
 from tests.layers.chats import SHORT, chat, template, write_lines, write_tokenizer
@@ -174,6 +175,19 @@ def test_a_model_with_a_template_is_tuned_measured_and_keeps_its_files(
     (tmp_path / "bad.jinja").write_text("{{ nothing.at.all }}")
     refused(program("evaluate", model, "--data", lines, "--device", "cpu", "--chat-template", tmp_path / "bad.jinja"),
             "c.jsonl, line 1, cannot be rendered", "'nothing' is undefined", command="evaluate")  # fmt: skip
+
+
+def test_an_adapter_learns_chats_and_talks_by_the_template_beside_it(
+    program: Program, learn: Program, tmp_path: Path
+) -> None:
+    base, run = made(tmp_path / "base", GPT), tmp_path / "run"
+    assert learn("--model", base, "--lora", "r=2", "--steps", 1, "--out", run)[0] == 0
+    checkpoint = run / "checkpoints" / "step-000001"
+    assert (checkpoint / "chat_template.jinja").read_text() == SHORT and not (base / "chat_template.jinja").exists()
+    for words in ((run,), (checkpoint,), (base, "--adapter", run)):
+        words = (*words, "--device", "cpu", "--max-new-tokens", 2)
+        assert program("generate", *words, "--message", "1 + 1?")[0] == 0
+    refused(program("generate", base, "--message", "1 + 1?"), f"{base} has no chat template", command="generate")
 
 
 @pytest.fixture
