@@ -40,7 +40,7 @@ _ANSWER, _MOST_ENDING = "asynctile's answer", 100
 
 
 def open_renderer(given: dict[str, Any], saved: Saved, tokenizer: Tokenizer) -> Renderer:
-    """Return the renderer of the template that --chat-template names, otherwise of that in the model's folder."""
+    """Return the renderer of the template that --chat-template names, otherwise of the model's own."""
     format = saved.chat_format(given["chat_template"])
     return Renderer(format.template, format.names(tokenizer), format.place)
 

@@ -96,8 +96,7 @@ def _windows_of_data(
     if source.note is not None:
         warnings.warn(f"data {path}: {source.note}", stacklevel=2)
     check_template(given["chat_template"], isinstance(source, ChatSource) and source.has_messages)
-    format = saved.chat_format(given["chat_template"])
-    tokens = read_source(source, tokenizer, place, format=format, seq_len=seq_len,
+    tokens = read_source(source, tokenizer, place, format=saved.chat_format(given["chat_template"]), seq_len=seq_len,
                          progress=partial(progress, "tokenizing the text", shown=as_sizes))  # fmt: skip
     if isinstance(tokens, ExampleFile) and tokens.note is not None:
         warnings.warn(f"data {path}: {tokens.note}", stacklevel=2)

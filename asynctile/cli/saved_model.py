@@ -33,19 +33,22 @@ class Saved:
         """Return both folders, for messages."""
         return str(self.weights) if self.adapter is None else f"{self.weights} with the adapter {self.adapter}"
 
+    def chat_format(self, template: str | None) -> ChatFormat:
+        """Return how the model writes chats: as the adapter's files say, otherwise those of the weights.
+
+        template: --chat-template. ValueError if a file cannot be read.
+        """
+        for folder in (self.adapter, self.weights):
+            if folder is not None and (files := read_chat_files(folder)):
+                return ChatFormat.of(files, str(folder), template)
+        return ChatFormat.of({}, str(self.weights), template)
+
     async def open(self, engine: Engine) -> Model:
         """Return the model on an engine."""
         model = await Model.from_pretrained(engine, self.weights)
         if self.adapter is not None:
             await model.load_adapter(self.adapter)
         return model
-
-    def chat_format(self, template: str | None) -> ChatFormat:
-        """Return how the model writes chats: by `template`, a file, or as the files of adapter or weights say."""
-        for folder in (self.adapter, self.weights):
-            if folder is not None and (files := read_chat_files(folder)):
-                return ChatFormat.of(files, str(folder), template)
-        return ChatFormat.of({}, str(self.weights), template)
 
 
 def find_model(folder: Path, named_tokenizer: str | None, adapter: str | None = None) -> tuple[Saved, Tokenizer]:

@@ -92,8 +92,8 @@ def test_a_signal_ends_evaluation_while_a_thread_reads_the_text(
 
     rows = ValidationBatches.rows
     monkeypatch.setattr(ValidationBatches, "rows", lambda self: (tell("bytes of tokens") or row for row in rows(self)))
-    monkeypatch.setattr("asynctile.cli.evaluate.open_console", lambda _: SimpleNamespace(is_interactive=True))
-    monkeypatch.setattr("asynctile.cli.evaluate.open_display", lambda _: nullcontext(SimpleNamespace(progress=tell)))
+    monkeypatch.setattr("asynctile.cli.display.open_console", lambda _: SimpleNamespace(is_interactive=True))
+    monkeypatch.setattr("asynctile.cli.display.open_display", lambda _: nullcontext(SimpleNamespace(progress=tell)))
     monkeypatch.setattr("asynctile.layers.tokens.HELD_NBYTES", 1)
     monkeypatch.setattr("asynctile.layers.text.PIECE_NBYTES", 1000)
     bytes_of = "asynctile.layers.evaluation.ByteTokenizer"
