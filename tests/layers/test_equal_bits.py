@@ -245,6 +245,7 @@ def test_the_floor_of_the_default_tile_is_within_its_bound(config: GPT2Config) -
     assert floor_bytes(config, batch_size=1) <= max(config.states_nbytes // 10, FINE.floor_nbytes)
 
 
+@pytest.mark.laws
 def test_the_floor_does_not_depend_on_depth_vocabulary_batch_or_length_beyond_the_tile() -> None:
     base: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 190}
     tile = 64

@@ -24,7 +24,7 @@ from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 from tests.interpreter import Model
 from tests.layers.families import FAMILIES
-from tests.layers.shapes import SHAPES, Shape
+from tests.layers.shapes import LIGHT, Shape
 from tests.layers.test_record import PROGRAMS
 from tests.layers.test_step import assert_same_bits, determined, distance
 
@@ -68,7 +68,7 @@ FEW = (
 
 @pytest.fixture(params=FEW)
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return (SHAPES | FAMILIES)[request.param]
+    return (LIGHT | FAMILIES)[request.param]
 
 
 def parameters_of(shape: Shape, precision: str = "bf16") -> Parameters:

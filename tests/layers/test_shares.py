@@ -134,7 +134,7 @@ async def test_two_trainings_side_by_side_have_the_bits_and_moves_of_each_alone(
 
 @pytest.mark.parametrize(
     ("place", "plays"),
-    [("cpu", False), ("emulated over a disk", True), law("cpu", True), law("emulated, streamed", True),
+    [("emulated over a disk", True), law("cpu", False), law("cpu", True), law("emulated, streamed", True),
      law("emulated over a disk", False), law("cuda, streamed", False)],
     indirect=["place"],
 )  # fmt: skip
