@@ -82,6 +82,7 @@ def test_a_verdict_says_that_gpt2_xl_fits(bench: Any) -> None:
     assert found["fits"] and found["step_s"] > 0 and not found["spill"]
 
 
+@pytest.mark.laws
 def test_the_widest_model_is_found_from_below_and_from_above(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = bench("bench_largest")
     monkeypatch.setattr(largest, "RAM", 12e9)

@@ -44,6 +44,7 @@ async def test_blocking_code_is_found(where: str, monkeypatch: pytest.MonkeyPatc
             await model.logits([[1, 2]])
 
 
+@pytest.mark.laws
 def test_development_mode_reports_nothing(tmp_path: Path) -> None:
     """No resource stays open, no coroutine unawaited, no loop is called from another thread. Slow callbacks are not counted."""
     client = Path(whole_face.__file__)

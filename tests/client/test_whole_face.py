@@ -41,6 +41,7 @@ def checked(tmp_path: Path, *command: str | Path) -> subprocess.CompletedProcess
     return subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
 
 
+@pytest.mark.laws
 def test_clients_are_clean_under_mypy_strict(python: Path, tmp_path: Path) -> None:
     done = checked(tmp_path, "mypy", "--strict", "--python-executable", python, "--cache-dir", CACHE, *CLIENTS)
     assert done.returncode == 0, done.stdout + done.stderr

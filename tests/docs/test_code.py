@@ -16,9 +16,12 @@ from asynctile.cli import join_negative_values
 from asynctile.cli.arguments import COMMANDS, build_parser
 from tests.docs.pages import PAGES, ROOT, blocks, calls
 from tests.docs.running import Runner, is_run, script
+from tests.laws import law
 
 #: Blocks of Python that no test runs. A fragment is written as one, not marked; raise this with a reason or not at all.
 MOST_NOT_RUN = 8
+#: Pages whose code takes long, as laws.
+LONG = ("stress-memory-tiers.md", "embed-in-a-service.md")
 
 
 def name_of(page: Path) -> str:
@@ -39,7 +42,10 @@ def runner(compiled: None) -> Iterator[Runner]:
         yield runner
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of)
+RUN = [page for page in PAGES if any(map(is_run, blocks(page)))]
+
+
+@pytest.mark.parametrize("page", [law(page) if page.name in LONG else page for page in RUN], ids=name_of)
 def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path, runner: Runner) -> None:
     done = runner.run(page, tmp_path)
     where = re.findall(rf'{re.escape(str(page))}"?(?:, line |:)(\d+)', done.stderr)

@@ -64,6 +64,7 @@ def test_a_tracker_follows_a_run_that_is_killed_and_resumed(
     assert json.loads(path.read_text().splitlines()[0])["config"]["parameters"] > 1000
 
 
+@pytest.mark.laws
 def test_steps_under_timeouts_and_in_two_engines_have_the_bits_of_an_undisturbed_training(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"[1-9]\d* timeouts, step [45] with loss 5\.\d+\ncancelled after step [4-8]\nthe weights are equal bit for bit\n",
@@ -71,6 +72,7 @@ def test_steps_under_timeouts_and_in_two_engines_have_the_bits_of_an_undisturbed
     )
 
 
+@pytest.mark.laws
 def test_batches_of_a_loader_are_learned_in_its_order(tmp_path: Path) -> None:
     lines = re.findall(r"^step (\d+): loss (\d\.\d+), \d+ tokens/s$", printed("own_data", tmp_path), re.MULTILINE)
     assert [int(step) for step, _ in lines] == [*range(1, 13)]
@@ -78,6 +80,7 @@ def test_batches_of_a_loader_are_learned_in_its_order(tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.laws
 def test_two_jobs_share_an_engine_and_a_third_is_refused(tmp_path: Path) -> None:
     lines = printed("two_jobs", tmp_path).splitlines()
     assert re.match(r"loss [45]\.\d+; answers \[b", lines[0])
