@@ -123,9 +123,9 @@ class ModelState:
             self._demands.clear()
 
     async def tuned(self) -> None:
-        """Put the tuning that was asked for in force. New adapters change no result.
+        """Put the tuning that was asked for in force, on the device's loop, inside `changing`.
 
-        Runs on the device's loop, inside `changing`. BudgetError if there is no room; the model is then as it was.
+        New adapters change no result. BudgetError if there is no room; the model is then as it was.
         """
         if self.tuning != self.parameters.tuning:
             lora = self.tuning.lora

@@ -110,7 +110,7 @@ async def test_every_public_coroutine_is_disturbed(calls: Coroutines) -> None:
 
 async def test_every_call_does_its_work(calls: Coroutines) -> None:
     """Undisturbed calls end and leave nothing."""
-    locks, names = [model_state_of(calls.trainer.model).changing], {"base", "model", "checkpoint"}
+    locks, names = [model_state_of(calls.trainer.model).changing], {"base", "model", "checkpoint", "adapter"}
     names |= {path.name for path in calls.folder.iterdir()}
     settled = Settled(calls.engine, locks, calls.folder, names)
     for name, call in calls.all.items():

@@ -96,8 +96,10 @@ async def test_a_load_converts_no_matrix(tmp_path: Path, monkeypatch: pytest.Mon
     source = write_folder(tmp_path / "source", shape)
 
     def noted(reader: TensorReader, name: str, *rest: Any) -> Any:
-        kept.add(name)
-        return read(reader, name, *rest)
+        found = read(reader, name, *rest)
+        if found.ndim == 1 or len(found) > 1:  # not a short read for the fingerprint
+            kept.add(name)
+        return found
 
     monkeypatch.setattr(TensorReader, "read", noted)
     async with Engine("cpu") as engine:

@@ -21,7 +21,7 @@ from asynctile.cli.stress.models import CONFIG, TILE, batch, floor_of
 from asynctile.cli.stress.place import StressEngine
 from asynctile.errors import DeviceError
 from asynctile.events import SaveDone
-from asynctile.layers import GPT2, Trainer
+from asynctile.layers import GPT2, LoRA, Trainer
 from asynctile.layers.model import model_state_of
 from asynctile.layers.server import Server
 from asynctile.ops import gelu
@@ -38,7 +38,8 @@ _LENT_NBYTES = 4 << 20
 #: Calls that count steps of the training.
 STEPPING = {"Trainer.step", "Trainer.run"}
 #: Calls for which the engine may have too little memory.
-LENDING = {"Engine.share", "Engine.share, trained on", "Engine.share, failing"}
+LENDING = {
+    "Engine.share", "Engine.share, trained on", "Engine.share, failing", "GPT2.save_adapter", "GPT2.load_adapter"}  # fmt: skip
 _TURNS = 5
 _PROMPT = (1, 2)
 
@@ -60,6 +61,7 @@ class Coroutines:
             "GPT2.create": self._create, "GPT2.release": self._release, "GPT2.from_pretrained": self._from_pretrained,
             "GPT2.state_dict": model.state_dict, "ModelState.gather": self._gather,
             "GPT2.save_pretrained": partial(model.save_pretrained, folder / "model"),
+            "GPT2.save_adapter": self._save_adapter, "GPT2.load_adapter": self._load_adapter,
             "GPT2.logits": partial(model.logits, batch(1)[0]), "GPT2.loss": partial(model.loss, *batch(1)),
             "GPT2.generate": self._generate, "GPT2.generate, broken off": self._generate_some,
             "Server.generate": self._serve, "Server.aclose": self._close_server,
@@ -93,6 +95,25 @@ class Coroutines:
 
     async def _from_pretrained(self) -> None:
         self._models.append(await GPT2.from_pretrained(self.engine, self.base, tile=TILE))
+
+    async def _adapted(self) -> GPT2:
+        """Return another model with a new adapter, which is saved."""
+        await self._from_pretrained()
+        model = self._models[-1]
+        Trainer(model, adapters=LoRA(rank=2))
+        await model.save_adapter(self.folder / "adapter")
+        return model
+
+    async def _save_adapter(self) -> None:
+        await self._adapted()
+
+    async def _load_adapter(self) -> None:
+        tensors = await (await self._adapted()).state_dict()
+        await self._from_pretrained()
+        await self._models[-1].load_adapter(self.folder / "adapter")
+        found = await self._models[-1].state_dict()
+        if any((found[name] != tensor).any() for name, tensor in tensors.items()):
+            raise Finding("lost", "a saved adapter was loaded with other values")
 
     async def _load(self) -> None:
         self._models.append((await Trainer.load(self.engine, self.base)).model)

@@ -57,7 +57,7 @@ class Disturber:
         self._round, self._place, self._trainer = round, training.place, trainer
         self._awaits: dict[str, int] = {}
         self._usual_s: dict[str, float] = {}
-        names = {"spill", "base", "model", "checkpoint"}
+        names = {"spill", "base", "model", "checkpoint", "adapter"}
         self._settled = Settled(engine, [model_state_of(trainer.model).changing], round.folder, names)
 
     def draw(self) -> list[str]:
