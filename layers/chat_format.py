@@ -56,6 +56,11 @@ class ChatFormat:
                              "Jinja template") from error
 
     @property
+    def has_template(self) -> bool:
+        """Whether the files hold a template, readable or not."""
+        return CHAT_TEMPLATE in self.files or "chat_template" in self._values(TOKENIZER_CONFIG)
+
+    @property
     def template(self) -> str:
         """The Jinja template: chat_template.jinja, otherwise that of tokenizer_config.json. ValueError if there is none."""
         if CHAT_TEMPLATE in self.files:

@@ -224,7 +224,7 @@ def _source(
     base = source.base()
     if base.fingerprint != foundation.base.fingerprint:
         raise CheckpointError(f"{folder} holds an adapter of another base: the weights in {place} are not those that it was "
-                              "trained on; put those back, or name their folder")
+                              "trained on; put those back, or name their folder (base= of Trainer.load, --model)")
     return source, base
 
 

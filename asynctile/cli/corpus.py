@@ -96,7 +96,7 @@ def check_data(options: Options) -> None:
             raise ValueError(f"data {source.path} holds tokens without their tokenizer; name the one that made them "
                              "with --tokenizer")
         if isinstance(source, ChatSource) and source.has_messages:
-            has_chats = bool(chat_format(options).template)
+            has_chats = chat_format(options).template is not None  # ValueError if there is none
             check_jinja()
     check_template(options.chat_template, has_chats)
 

@@ -26,6 +26,8 @@ __all__ = ["new_options", "resumed_options"]
 
 #: Pairs of which one option replaces the other. A source that sets one of a pair overrides both in a weaker source.
 _EITHER = (("steps", "epochs"), ("validation_data", "validation_share"))
+#: The option that names the base of an adapter, which may be moved: the checkpoint knows its weights.
+_BASE = "model"
 #: Options that change the learning-rate schedule.
 _SCHEDULE = ("lr", "schedule", "min_lr", "warmup")
 #: Options that are paths. A relative path would mean another place when the run is resumed from another folder.
@@ -53,12 +55,13 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
     if others:
         warnings.warn(f"--config {given['config']}: the run {folder} keeps its own {', '.join(others)}; to change an option, "
                       "type it", stacklevel=2)  # fmt: skip
+    changeable = CHANGEABLE if options.lora is None else {*CHANGEABLE, _BASE}
     for name, value in said.items():
         was = getattr(options, name)
-        if name not in CHANGEABLE and value != was and not (name in _PATHS and _is_same_place(value, was)):
+        if name not in changeable and value != was and not (name in _PATHS and _is_same_place(value, was)):
             raise ValueError(f"{typed(name, value)} differs from {shown_value(name, was)} in the run {folder} and cannot be "
                              f"changed; leave {flag(name, value)} out, or start a new run with another --out")
-    changes = {name: value for name, value in said.items() if name in CHANGEABLE}
+    changes = {name: value for name, value in said.items() if name in changeable}
     if changes.get("device", options.device) != options.device:
         # Caps and rates were chosen for the old device.
         options = replace(options, device_memory=None, host_memory=None, link_rate=None)

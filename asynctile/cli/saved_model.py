@@ -34,14 +34,15 @@ class Saved:
         return str(self.weights) if self.adapter is None else f"{self.weights} with the adapter {self.adapter}"
 
     def chat_format(self, template: str | None) -> ChatFormat:
-        """Return how the model writes chats: as the adapter's files say, otherwise those of the weights.
+        """Return how the model writes chats: as the adapter's files say if they have a template, else those of the weights.
 
         template: --chat-template. ValueError if a file cannot be read.
         """
-        for folder in (self.adapter, self.weights):
-            if folder is not None and (files := read_chat_files(folder)):
-                return ChatFormat.of(files, str(folder), template)
-        return ChatFormat.of({}, str(self.weights), template)
+        if self.adapter is not None:
+            own = read_chat_files(self.adapter)
+            if ChatFormat.of(own, str(self.adapter)).has_template:
+                return ChatFormat.of(own, str(self.adapter), template)
+        return ChatFormat.of(read_chat_files(self.weights), str(self.weights), template)
 
     async def open(self, engine: Engine) -> Model:
         """Return the model on an engine."""
@@ -82,6 +83,10 @@ def weights_in(folder: Path) -> Path:
 
 def adapter_in(folder: Path) -> Path:
     """Return the folder of the adapter of a run, or the folder itself if it is an adapter's; ValueError otherwise."""
+    holds = any((folder / name).is_file() for name in ("run.json", "config.json", ADAPTER_CONFIG))
+    if folder.is_dir() and not holds:
+        raise ValueError(f"{folder} holds no adapter ({ADAPTER_CONFIG}); name the folder of a run with --lora, or one with "
+                         f"{ADAPTER_CONFIG}")
     place = _place_in(folder)
     if not is_adapter(place):
         raise ValueError(f"{folder} holds a model and no adapter; name the folder of a run with --lora, or one with "

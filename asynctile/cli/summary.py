@@ -9,6 +9,7 @@ from typing import Any
 
 from asynctile.cli.session import Session
 from asynctile.cli.totals import LOSS, MOVED, PEAKS, Sums
+from asynctile.layers.chat_format import ChatFormat, read_chat_files
 from asynctile.layers.report import number_in
 from asynctile.share import runtime_of
 from asynctile.storage.counts import counted
@@ -43,8 +44,9 @@ async def finish(session: Session) -> bool:
     note(f"wrote {picture.name}, sample.txt, metrics.jsonl and checkpoints to {folder.path}")
     if picture.suffix == ".svg":
         note("for a PNG picture install matplotlib: pip install 'asynctile[plot]'")
-    note(f"to use the model: asynctile generate {folder.path} {'--chat' if session.corpus.has_chats else '--prompt TEXT'}")
     newest = folder.checkpoints.all()[-1]
+    talks = session.corpus.has_chats and ChatFormat.of(read_chat_files(newest), str(newest)).has_template
+    note(f"to use the model: asynctile generate {folder.path} {'--chat' if talks else '--prompt TEXT'}")
     if session.trainer.model.adapter is None:
         note(f"Hugging Face transformers can load {newest} as it is")
     else:

@@ -266,7 +266,8 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     if newest is not None:
         display.stage(f"reading {newest}")
         try:
-            trainer = await Trainer.load(engine, newest, update=options.update)
+            trainer = await Trainer.load(
+                engine, newest, update=options.update, base=None if options.lora is None else options.model)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; without {newest}, {folder.start(folder.before_newest)}") from error
         options, changes = follow(trainer, options)

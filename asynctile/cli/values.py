@@ -45,7 +45,10 @@ def adapter_settings(text: str) -> dict[str, Any]:
         key, _, value = part.partition("=")
         if key not in _ADAPTER or key in found or not value:
             raise _refusal(text, "settings such as r=16,alpha=32,targets=q_proj+v_proj, each at most once")
-        found[key] = _ADAPTER[key](value)
+        try:
+            found[key] = _ADAPTER[key](value)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{key} {error}") from error
     return found
 
 

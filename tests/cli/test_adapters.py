@@ -157,9 +157,9 @@ def test_a_base_that_changed_or_left_is_refused_when_a_run_continues(program: Pr
     refused(program(*resumed), f"{checkpoint} holds an adapter of another base: the weights in {base} are not those")
     refused(program("merge", base, run, tmp_path / "out"), "is an adapter of another base", command="merge")
     refused(program("generate", base, "--adapter", run, *GREEDY), "is an adapter of another base", command="generate")
-    shutil.rmtree(base)
-    shutil.move(tmp_path / "elsewhere", base)
-    assert program(*resumed)[0] == 0
+    assert program(*resumed, "--model", tmp_path / "elsewhere")[0] == 0
+    again = program("train", "--resume", "--out", run, "--steps", 3)
+    assert again[0] == 0, "the run remembers where its base is now"
 
 
 def test_frozen_tensors_are_remembered_and_read_from_a_file(program: Program, text: Path, tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_frozen_tensors_are_remembered_and_read_from_a_file(program: Program, te
     (("--lora", "r=4", "--model", "CONFIG"), "makes a new one"),
     (("--lora", "rank=4"), "'rank=4' cannot be used; expected settings such as r=16,alpha=32,targets=q_proj+v_proj"),
     (("--lora", "r=4,r=8"), "each at most once"),
-    (("--lora", "r=0"), "'0' cannot be used; expected a whole number of 1 or more"),
-    (("--lora", "alpha=-1"), "'-1' cannot be used; expected a number above 0"),
+    (("--lora", "r=0"), "r '0' cannot be used; expected a whole number of 1 or more"),
+    (("--lora", "alpha=-1"), "alpha '-1' cannot be used; expected a number above 0"),
     (("--lora", "targets=a++b"), "expected names of layers"),
     (("--lora", "targets=lm_head", "--model", "BASE"), "--lora targets=lm_head: targets has 'lm_head', which names no layer"),
     (("--lora", "r=2", "--freeze", "*lora_*", "--model", "BASE"), "freeze is ('*lora_*',), which leaves nothing to train"),

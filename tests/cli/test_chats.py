@@ -188,6 +188,10 @@ def test_an_adapter_learns_chats_and_talks_by_the_template_beside_it(
         words = (*words, "--device", "cpu", "--max-new-tokens", 2)
         assert program("generate", *words, "--message", "1 + 1?")[0] == 0
     refused(program("generate", base, "--message", "1 + 1?"), f"{base} has no chat template", command="generate")
+    (checkpoint / "chat_template.jinja").rename(base / "chat_template.jinja")
+    (checkpoint / "checksums.json").unlink()
+    assert (checkpoint / "tokenizer_config.json").exists()
+    assert program("generate", base, "--adapter", checkpoint, *words[3:], "--message", "1 + 1?")[0] == 0
 
 
 @pytest.fixture
