@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -82,6 +81,12 @@ def by_peft(options: Any, folder: Path) -> dict[str, Any]:
     return {"loss": losses[0], "step_s": spent, "moved": 0}
 
 
+def most_ram() -> int:
+    """Return the most bytes of RAM that this process had. ru_maxrss would count those of its parent too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
 def measure(side: str, folder: Path, words: list[str]) -> dict[str, Any]:
     """Return what a process of its own found on one side."""
     command = [sys.executable, __file__, *words, "--side", side, "--folder", str(folder)]
@@ -95,7 +100,7 @@ def main() -> None:
     if options.side:
         folder = Path(options.folder)
         found = asyncio.run(by_asynctile(options, folder)) if options.side == ASYNCTILE else by_peft(options, folder)
-        print(json.dumps({**found, "ram": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+        print(json.dumps({**found, "ram": most_ram()}))
         return
     config = config_of(options.layers)
     words = [word for name in ("layers", "steps", "length", "cap") for word in (f"--{name}", str(getattr(options, name)))]
