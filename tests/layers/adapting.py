@@ -18,7 +18,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
 from tests.layers.families import FAMILIES
 from tests.layers.shapes import Shape
-from tests.layers.training import OPTIMIZER, RAGGED, Outcome, batches_of, lively, moments_of
+from tests.layers.training import OPTIMIZER, RAGGED, Outcome, lively, outcome_of
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -94,13 +94,4 @@ async def adapted_outcome(
         prepare(engine)
         model = await adapted(engine, shape, lora or lora_of(shape.config))
         trainer = Trainer(model, optimizer, micro_batches=shape.micro_batches, update=update, **options)
-        reports = [report async for report in trainer.run(batches_of(shape, steps))]
-        statistics = engine.statistics()
-        return Outcome(
-            [report.loss for report in reports],
-            [report.grad_norm for report in reports],
-            await model.state_dict(),
-            await moments_of(trainer),
-            statistics.device_peak_bytes,
-            statistics.uploaded_bytes,
-        )
+        return await outcome_of(engine, trainer, shape, steps)

@@ -99,16 +99,21 @@ async def outcome(
         prepare(engine)
         model = await lively(engine, shape)
         trainer = Trainer(model, OPTIMIZER, micro_batches=shape.micro_batches, update=update, **options)
-        reports = [report async for report in trainer.run(batches_of(shape, steps))]
-        statistics = engine.statistics()
-        return Outcome(
-            [report.loss for report in reports],
-            [report.grad_norm for report in reports],
-            await model.state_dict(),
-            await moments_of(trainer),
-            statistics.device_peak_bytes,
-            statistics.uploaded_bytes,
-        )
+        return await outcome_of(engine, trainer, shape, steps)
+
+
+async def outcome_of(engine: Engine, trainer: Trainer, shape: Shape, steps: int) -> Outcome:
+    """Train `steps` steps on the batches of a shape."""
+    reports = [report async for report in trainer.run(batches_of(shape, steps))]
+    statistics = engine.statistics()
+    return Outcome(
+        [report.loss for report in reports],
+        [report.grad_norm for report in reports],
+        await trainer.model.state_dict(),
+        await moments_of(trainer),
+        statistics.device_peak_bytes,
+        statistics.uploaded_bytes,
+    )
 
 
 async def yardstick(shape: Shape = RAGGED) -> Outcome:
