@@ -110,6 +110,8 @@ def drawn(options: Options, chance: random.Random) -> Options:
 
 async def started(case: Case, options: Options, stack: AsyncExitStack) -> Trainer:
     """Return a trainer with these settings after its first two steps; BudgetError if they do not fit."""
+    if options.spill:
+        Path(options.spill).mkdir()
     async with AsyncExitStack() as own:
         engine = await own.enter_async_context(case.engine(options))
         model = await GPT2.create(engine, case.config, seed=1, tile=options.tile)

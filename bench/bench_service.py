@@ -12,6 +12,11 @@ Requests come from a third process (open_loop.py), which never waits for an answ
 request was due to the time at which the service writes the answer. That includes the delay of the client itself, because it
 shares the cores with the training; the table also gives that delay alone. Target: from the opening to the end of training, p99
 at most 5 ms above the p99 of the idle service.
+
+    python bench/bench_service.py --against TREE [--starts 6] [--idle 3] [--seconds 5] [--rate 200]
+
+Milliseconds by which p99 rises beside another commit's package and beside this one in turn (bench/against.py), with kernels
+kept from before. Target: no loss that the interval shows.
 """
 
 from __future__ import annotations
@@ -27,13 +32,20 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import uvloop
-from common import CORES, ROOT, Table, arguments, batch, in_turn, publish, target
+from other_tree import add_missing_names
+
+if "--side" in sys.argv:  # with --against, this process may have another commit's package
+    add_missing_names()
+
+from against import compare
+from common import CORES, ROOT, Side, Table, arguments, batch, in_turn, publish, target
 
 from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
@@ -227,12 +239,21 @@ def results(sides: list[Measured]) -> list[Table]:
     return [added, met]
 
 
+@asynccontextmanager
+async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
+    """Yield the sides that a process of --against measures."""
+    yield {name: Measured(name, options).added for name in options.sides if name.startswith(OURS)}
+
+
 async def main(options: Namespace) -> None:
+    model = {"model": f"GPT-2, {config_of(options).summary}, T {options.length}, B {options.batch}, float32, on cpu"}
+    if options.against:
+        await compare("bench_service", __doc__, options, "ms", {}, model)
+        return
     sides = [Measured(name, options) for name in options.sides]
     await in_turn({side.name: side.added for side in sides}, options.rounds)
-    config = config_of(options)
     configuration = {
-        "model": f"GPT-2, {config.summary}, T {options.length}, B {options.batch}, float32, on cpu",
+        **model,
         "service": f"{options.rate:g} requests a second (Poisson), each awaits {DATABASE_S * 1e3:g} ms in it",
         "interpreter's switch interval": ", ".join(sorted({f"{side.switch_s * 1e3:g} ms" for side in sides})),
         "kernels": "kept from before" if options.keep_kernels else "compiled in every process",
@@ -242,7 +263,8 @@ async def main(options: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    chosen = arguments(__doc__, rounds=2, idle=5.0, seconds=10.0, rate=200.0, layers=8, width=256, length=128, batch=4,
+    against = {"starts": 6, "rounds": 1, "idle": 3.0, "seconds": 5.0, "keep_kernels": True}
+    chosen = arguments(__doc__, against, rounds=2, idle=5.0, seconds=10.0, rate=200.0, layers=8, width=256, length=128, batch=4,
                        vocab=4096, sides=SIDES, keep_kernels=False, side="")  # fmt: skip
     if chosen.side:
         with asyncio.Runner(loop_factory=LOOPS[chosen.side.rpartition(", ")[2]]) as runner:

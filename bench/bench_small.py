@@ -9,6 +9,11 @@ and learning rates. A step includes everything a training spends on it: its batc
 same weights and take the same batches. The losses of the first steps must agree with PyTorch's to 1e-4, and the losses of
 asynctile's sides with each other in every bit at every step. PyTorch's threads wait for each other by spinning, so on a busy
 machine its figures mean nothing. Targets: under the cap at least as fast as PyTorch eager, on `cpu` at least 1.4 times.
+
+    python bench/bench_small.py --against TREE [--starts 9] [--rounds 2] [--steps 20]
+
+Milliseconds per step of another commit's package and of this one in turn, without PyTorch (bench/against.py). Target: no loss
+that the interval shows.
 """
 
 from __future__ import annotations
@@ -16,14 +21,17 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from argparse import Namespace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
+from against import compare
 from common import (
     CORES,
+    Side,
     Table,
     alternate,
     arguments,
@@ -37,7 +45,6 @@ from common import (
 )
 from paired import CONFIDENCE, FEWEST, change
 from small_model import CAPPED, CPU, LENGTH, MODEL, OPTIONS, PLACES, SHAPE, batches, open_trainer
-from torch_step import TorchTraining, torch, torch_gemm_gflops
 
 from asynctile.layers.model import model_state_of
 
@@ -79,8 +86,18 @@ class Training:
         return sum(known) / len(known) if known else None
 
 
+@asynccontextmanager
+async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
+    """Yield the sides that a process of --against measures."""
+    async with AsyncExitStack() as stack:
+        trainers = {name: await open_trainer(stack, name) for name in PLACES}
+        yield {name: Training(partial(_ours, one.run(batches())), options.steps).ms for name, one in trainers.items()}
+
+
 async def open_trainings(stack: AsyncExitStack, steps: int) -> tuple[dict[str, Training], int]:
     """Open all sides with the same weights. Returns them and the edge of asynctile's tiles."""
+    from torch_step import TorchTraining
+
     found: dict[str, Training] = {}
     weights: dict[str, Any] = {}
     for name in PLACES:
@@ -113,7 +130,16 @@ def check_losses(trainings: Mapping[str, Training]) -> float:
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=15, steps=20)
+    options = arguments(__doc__, {"starts": 9, "rounds": 2}, rounds=15, steps=20)
+    if options.against:
+        await compare("bench_small", __doc__, options, "ms", {}, {"model": MODEL})
+    else:
+        await beside_torch(options)
+
+
+async def beside_torch(options: Namespace) -> None:
+    from torch_step import torch, torch_gemm_gflops
+
     if options.rounds < FEWEST or options.steps < COMPARED:
         raise SystemExit(f"give at least --rounds {FEWEST}, for an interval, and --steps {COMPARED}, to compare their losses")
     torch.set_num_threads(CORES)

@@ -30,7 +30,8 @@ import threadpoolctl
 from asynctile import __version__
 from asynctile.kernels.cpu.jit import KERNELS
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.layers.model import model_state_of
+from asynctile.layers.config import Config
+from asynctile.layers.model import Model, model_state_of
 from asynctile.layers.rows import Rows
 from asynctile.program.program import Program
 
@@ -195,14 +196,15 @@ async def in_turn(sides: Mapping[str, Side], rounds: int, *, backwards: bool = F
     return values
 
 
-def batch(config: GPT2Config, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def batch(config: Config, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return random tokens and targets (B, T)."""
     ids = np.random.default_rng(1).integers(0, config.vocab_size, (size, length + 1)).astype(np.int32)
     return ids[:, :-1].copy(), ids[:, 1:].copy()
 
 
-async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None, recompute: bool = True) -> Trainer:
-    model = await GPT2.create(engine, config, seed=1, tile=tile)
+async def trainer_on(engine: Any, config: Config, *, tile: int | None = None, recompute: bool = True) -> Trainer:
+    kind = GPT2 if isinstance(config, GPT2Config) else Model
+    model = await kind.create(engine, config, seed=1, tile=tile)
     return Trainer(model, AdamW(lr=1e-4), recompute=recompute)
 
 
@@ -234,10 +236,9 @@ def rate_side(measure: Callable[[], float]) -> Side:
     return side
 
 
-def step_flops(config: GPT2Config, tokens: int, length: int) -> int:
-    """Return the FLOPs of the GEMMs of a step without recomputation, attention counted in full."""
-    d, layers = config.n_embd, config.n_layer
-    return tokens * (72 * layers * d * d + 12 * layers * length * d + 6 * config.vocab_size * d)
+def step_flops(config: Config, tokens: int, length: int) -> int:
+    """Return the FLOPs of a step without recomputation, attention counted in full."""
+    return tokens * config.flops_per_token(length)
 
 
 def library_gemm_gflops(n: int = 4096) -> float:

@@ -1,6 +1,6 @@
 """The same GPT-2 in PyTorch float32, the reference of bench_step.py, bench_small.py and bench_nanogpt.py.
 
-gpu_torch.py uses its blocks. Also measures PyTorch's GEMM rate.
+gpu_torch.py uses its blocks. Also trains a model of any family by transformers, and measures PyTorch's GEMM rate.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from common import CORES, Side, library
 
 from asynctile.layers import AdamW, GPT2Config
+from asynctile.layers.config import Config
 from asynctile.ops.cross_entropy import IGNORED
 
 torch = library("torch")
@@ -121,10 +122,25 @@ class TorchTraining(Iterator[float]):
         return total / count
 
 
-def torch_side(config: GPT2Config, tokens: Any, targets: Any, count: int, *, compiled: bool) -> Side:
-    """Return a side for `alternate` that measures seconds per step, over `count` steps."""
+class Theirs(nn.Module):
+    """The model of transformers with this configuration: the loss of tokens (B, T) against targets (B, T)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        transformers = library("transformers")
+        self.model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config.to_hf()))
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.model(input_ids=tokens, use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def torch_side(
+    kind: type[Reference] | type[Theirs], config: Any, tokens: Any, targets: Any, count: int, *, compiled: bool
+) -> Side:
+    """Return a side for `alternate` that measures seconds per step, over `count` steps. kind: the class of the model."""
     torch.manual_seed(1)
-    model = Reference(config)
+    model = kind(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run = torch.compile(model) if compiled else model
     inputs = torch.from_numpy(tokens).long(), torch.from_numpy(targets).long()
