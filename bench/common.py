@@ -215,7 +215,7 @@ async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
     async def placed(rows: Rows, kept: int) -> Program:
         return await trainer._recorded("step", rows, kept, await trainer._on_host("step", rows, kept))
 
-    return await trainer._keeping.run("step", rows, placed)
+    return await trainer._keeping.run("step", rows, trainer.update, placed)
 
 
 def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:

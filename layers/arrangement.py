@@ -7,7 +7,8 @@ activations as fit (activations.py). Otherwise tiles move, and the bytes are cou
 - More passes keep less of a block alive at once but visit its weights and gradients more often. The best number depends on the
   cap. The tiles of one pass are computed side by side, so each pass keeps enough of them for all cores.
 - Kept activations leave and come back, which costs both directions of the link. Recomputing them costs device time. They are
-  kept as long as compute still takes longer than the link, and only if that is faster than keeping none.
+  kept as long as compute still takes longer than the link, and only if that is faster than keeping none. Updates on the host
+  leave room on the link, so the link is counted with updates where they will run.
 
 keeping.py asks for an arrangement on a model's engine. update_placement.py then chooses where updates run.
 """
@@ -23,6 +24,7 @@ from asynctile.layers.activations import Activations, Room, all_held, kept_if, m
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import parts_of, record
+from asynctile.layers.update_placement import link_seconds_of
 from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest
 from asynctile.schedule.rates import Rates
@@ -55,7 +57,7 @@ class Surroundings:
 
     rooms: those of the tiers in RAM and above, from the top down. standing: how many tiles of each size stay between steps.
     spills: whether there is a spill folder below RAM. cores: how many tiles are computed at once. rates: those of the device
-    and its host. copies: whether the computing cores also do the copies of the link.
+    and its host. copies: whether the computing cores also do the copies of the link. update: as in Trainer.
     """
 
     rooms: Sequence[Room]
@@ -64,6 +66,7 @@ class Surroundings:
     cores: int
     rates: Rates
     copies: bool = False
+    update: str = "auto"
 
     @property
     def lets_go(self) -> bool:
@@ -198,9 +201,10 @@ class _Step:
         if moved is None:
             return math.inf
         compute_s = sum(operation.flops for operation in program.operations()) / rates.flops_per_s
-        if max(moved.loaded_nbytes / rates.up_per_s, moved.written_nbytes / rates.down_per_s) > FILLED * compute_s:
+        up_s, down_s = link_seconds_of(program, moved, self.around.update, rates)
+        if max(up_s, down_s) > FILLED * compute_s:
             return math.inf
-        return compute_s + (moved.loaded_nbytes + moved.written_nbytes) / rates.copied_per_s * self.around.copies
+        return compute_s + (up_s * rates.up_per_s + down_s * rates.down_per_s) / rates.copied_per_s * self.around.copies
 
     def _ram_holds(self, rows: Rows, kept: int) -> bool:
         return self.around.rooms[-1].holds(self.around.standing + self._activations(rows).counts(kept))

@@ -29,10 +29,10 @@ class Keeping:
         #: the latest choices by kind, batch and caps, at most as many as there are programs
         self._chosen: dict[Hashable, Arrangement] = {}
 
-    async def run(self, kind: str, rows: Rows, run: Callable[[Rows, int], Awaitable[T]]) -> T:
+    async def run(self, kind: str, rows: Rows, update: str, run: Callable[[Rows, int], Awaitable[T]]) -> T:
         """Call `run` with the rows in their passes and the number of parts that keep activations; return its result.
 
-        Runs on the device's loop.
+        Runs on the device's loop. update: as in Trainer.
 
         The choice is made once for a batch and caps, whatever part of the caps is lent out meanwhile, so steps repeat. If other
         tiles have come since and the program is refused, "auto" keeps no activations from then on.
@@ -40,9 +40,9 @@ class Keeping:
         arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()[: RAM + 1]]  # other devices are like the first
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
         tuning = self._model.parameters.tuning
-        key = tuning, kind, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
+        key = tuning, kind, update, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
         if key not in self._chosen:
-            self._choose(key, await self._arranged(kind, rows, rooms))
+            self._choose(key, await self._arranged(kind, rows, update, rooms))
         chosen = self._chosen[key]
         try:
             return await run(rows.in_passes(chosen.passes), chosen.kept)
@@ -57,7 +57,7 @@ class Keeping:
         if len(self._chosen) > PROGRAMS:
             del self._chosen[next(iter(self._chosen))]
 
-    async def _arranged(self, kind: str, rows: Rows, rooms: tuple[Room, ...]) -> Arrangement:
+    async def _arranged(self, kind: str, rows: Rows, update: str, rooms: tuple[Room, ...]) -> Arrangement:
         model, runtime = self._model, self._runtime
         async with runtime.exclusive():  # so no other job's temporaries are counted
             found = {residency.tile for tier in runtime.tiers.from_the_top() for residency in tier.ledger.resident}
@@ -72,6 +72,7 @@ class Keeping:
                 cores=1 if runtime.tiers.device.workers is None else runtime.tiers.device.workers.threads,
                 rates=runtime.tiers.rates,
                 copies=runtime.device.name == "emulated",
+                update=update,
             )
             recorded = Recorded(kind, model.parameters)
             best = arrange(recorded, share, around, precision=runtime.life.precision, recompute=self._recompute)

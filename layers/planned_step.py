@@ -76,7 +76,7 @@ def planned_step(
         floor_operation = "all tiles, which stay in RAM on cpu"
     recorded = Recorded(work.kind, parameters)
     share = rows.on_one(machine.devices, tiling.row_tokens)
-    arranged = arrange(recorded, share, _around(machine, standing), precision=machine.precision, recompute=work.recompute)
+    arranged = arrange(recorded, share, _around(machine, work, standing), precision=machine.precision, recompute=work.recompute)
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
     def updating(on_host: Collection[Tile]) -> Program:
@@ -102,9 +102,9 @@ def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning, sto
     return floor
 
 
-def _around(machine: Machine, standing: list[Tile]) -> Surroundings:
+def _around(machine: Machine, work: Work, standing: list[Tile]) -> Surroundings:
     return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores_of_each,
-                        rates=machine.rates, copies=machine.device.startswith("emulated"))  # fmt: skip
+                        rates=machine.rates, copies=machine.device.startswith("emulated"), update=work.update)  # fmt: skip
 
 
 def _placed(

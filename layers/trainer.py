@@ -195,7 +195,7 @@ class Trainer:
                 report = partial(self._report, self._runtime.traffic(), time.perf_counter(), rows.batch * rows.length, count)
                 return await self._run(program, inputs, count, report, counted)
 
-            report = await self._keeping.run(kind, rows, run)
+            report = await self._keeping.run(kind, rows, self.update, run)
             await self._state.publish()
             return report
 
@@ -224,7 +224,7 @@ class Trainer:
                 async def run(rows: Rows, kept: int) -> None:
                     await self._state.run(await self._recorded("gradients", rows, kept), inputs, outputs)
 
-                await self._keeping.run("gradients", rows, run)
+                await self._keeping.run("gradients", rows, self.update, run)
                 return outputs
 
         return await self._runtime.call(job())
@@ -250,7 +250,7 @@ class Trainer:
                         rate = await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
                     return None if rate is None else rate * runtime.side_by_side
 
-                return await self._keeping.run(self._kind, rows, run)
+                return await self._keeping.run(self._kind, rows, self.update, run)
 
         return await runtime.call(job())
 

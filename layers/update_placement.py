@@ -96,20 +96,35 @@ def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int
     program: the one with every update on the device. demand: of that program. device_memory: the cap, None for none. rates:
     of device and host. Only matrices are placed. Vectors are small, and their states stay on the device.
     """
-    updates = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
+    updates = _of_matrices(program)
     if device_memory is None or demand.resident_nbytes <= device_memory or not updates:
         return NOWHERE
-    costs = costs_of(program, updates, device_memory, rates)
+    costs = costs_of(program, updates, fewest(program, device_memory, ALIGNMENT), rates)
     return frozenset(updates[index].operands[0] for index in spread(cheapest(costs, rates), len(updates)))
 
 
-def costs_of(program: Program, updates: list[Operation], device_memory: int, rates: Rates) -> Costs:
-    """Return the costs of `updates`, the operations of `program` that update matrices."""
+def link_seconds_of(program: Program, moved: Moved, update: str, rates: Rates) -> tuple[float, float]:
+    """Return the seconds that the link is busy upwards and downwards in a step, with its updates where `update` puts them.
+
+    program: the one with every update on the device. moved: its fewest bytes under the cap.
+    """
+    updates = _of_matrices(program)
+    if update == "device" or not updates:
+        return moved.loaded_nbytes / rates.up_per_s, moved.written_nbytes / rates.down_per_s
+    costs = costs_of(program, updates, moved, rates)
+    return link_seconds(costs, rates, costs.tiles if update == "host" else cheapest(costs, rates))
+
+
+def costs_of(program: Program, updates: list[Operation], moved: Moved | None, rates: Rates) -> Costs:
+    """Return the costs of `updates`, the operations of `program` that update matrices.
+
+    moved: the fewest bytes that a step moves under the cap; None: it does not fit, so that all states move.
+    """
     updated = [_operands(operation, UPDATE) for operation in updates]
     states = fmean(sum(tile.nbytes for tile in tiles) for tiles in updated)
     # Only updates use moments, so the share of moments that is loaded is the share of updates whose states move.
     moments = {tile: align(tile.nbytes) for tiles in updated for tile in tiles[1:]}
-    moved = fewest(program, device_memory, ALIGNMENT) or Moved(0, 0, moments)
+    moved = moved or Moved(0, 0, moments)
     moving = len(updates) * sum(moved.loaded.get(tile, 0) for tile in moments) / sum(moments.values())
     return Costs(
         tiles=len(updates),
@@ -129,6 +144,10 @@ def costs_of(program: Program, updates: list[Operation], device_memory: int, rat
 def spread(count: int, total: int) -> list[int]:
     """Return `count` of `total` consecutive places, evenly apart."""
     return [index for index in range(total) if (index + 1) * count // total > index * count // total]
+
+
+def _of_matrices(program: Program) -> list[Operation]:
+    return [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
 
 
 def _operands(operation: Operation, access: str) -> list[Tile]:

@@ -54,6 +54,13 @@ def test_where_everything_fits_the_passes_are_the_micro_batches() -> None:
     assert arranged(None) == Arrangement(1, parts_of(MANY.config))
 
 
+def test_more_activations_are_carried_where_updates_on_the_host_leave_room_on_the_link() -> None:
+    for cap, rate, kept in ((STATES // 2, 256.0, {"device": 0, "host": 1, "auto": 1}),
+                            (int(0.3 * STATES), 1024.0, {"device": 2, "host": 3, "auto": 3})):  # fmt: skip
+        rates = replace(CORES, flops_per_s=1e4).limited(rate)
+        assert {update: arranged(cap, rates, update=update).kept for update in kept} == kept
+
+
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
 def test_no_other_number_of_passes_moves_much_less(share: float) -> None:
     cap = int(share * STATES)
