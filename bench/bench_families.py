@@ -1,13 +1,14 @@
 """Do LLaMAs stream as well as GPT-2?
 
-    python bench/bench_families.py [--rounds 5] [--cap 0.25] [--models 135M 1.1B] [--length 512] [--write]
+    python bench/bench_families.py [--rounds 5] [--cap 0.25] [--models NAME ...] [--length 512] [--write]
 
 Two LLaMAs with random weights on `emulated`: one of the shape of SmolLM2-135M, trained whole in float32, and one of 1.1 billion
-parameters (TinyLlama's shape), whose matrices stay in bfloat16 while adapters of rank 16 train. Each trains with everything on
-the device, and under a cap of a quarter of its standing tiles: weights, and the moments of what trains. The link carries the
-least bytes that any schedule moves under that cap (optimum.py), in the busier direction, in 0.6 of the resident step. So it
-follows the machine's speed, and moving more bytes makes no faster link. Sides run in turn. Targets: 0.95 of the resident speed,
-and equal losses. The cores that compute also make the copies of `emulated`.
+parameters (TinyLlama's shape), whose matrices stay in bfloat16 while adapters of rank 16 train. The smaller one trains with
+recompute="auto", which keeps activations where it can, and with recompute=True on all sides, as in bench_stream.py. Each trains
+with everything on the device, and under a cap of a quarter of its standing tiles: weights, and the moments of what trains. The
+link carries the least bytes that any schedule moves under that cap (optimum.py), in the busier direction, in 0.6 of the
+resident step. So it follows the machine's speed, and moving more bytes makes no faster link. Sides run in turn. Targets: 0.95
+of the resident speed, and equal losses. The cores that compute also make the copies of `emulated`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ from asynctile.layers.model import model_state_of
 LINK_SHARE = 0.6
 #: The least speed relative to the resident step.
 LEAST = 0.95
-SMALL, LARGE = "135M", "1.1B"
-CONFIGS = {
-    SMALL: LlamaConfig(n_layer=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
-                       vocab_size=49152, block_size=2048, rope_theta=100000.0, tie_word_embeddings=True),
-    LARGE: LlamaConfig(n_layer=22, hidden_size=2048, intermediate_size=5632, num_attention_heads=32, num_key_value_heads=4,
-                       vocab_size=32000, block_size=2048),
-}  # fmt: skip
+SMALL, AGAIN, LARGE = "135M", "135M recomputed", "1.1B"
+SMOLLM2 = LlamaConfig(n_layer=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
+                      vocab_size=49152, block_size=2048, rope_theta=100000.0, tie_word_embeddings=True)  # fmt: skip
+TINYLLAMA = LlamaConfig(n_layer=22, hidden_size=2048, intermediate_size=5632, num_attention_heads=32, num_key_value_heads=4,
+                        vocab_size=32000, block_size=2048)  # fmt: skip
+CONFIGS = {SMALL: SMOLLM2, AGAIN: SMOLLM2, LARGE: TINYLLAMA}
 #: Sequences in a batch.
-BATCH = {SMALL: 4, LARGE: 1}
+BATCH = {SMALL: 4, AGAIN: 4, LARGE: 1}
 ADAPTERS = LoRA(rank=16, alpha=32, targets=("q_proj", "v_proj"))
 
 
@@ -62,7 +62,8 @@ async def trainer_of(stack: AsyncExitStack, name: str, folder: Path, **options: 
     engine = await stack.enter_async_context(Engine("emulated", **options))
     stored = name == LARGE
     model = await Model.from_pretrained(engine, folder, weights="stored" if stored else "float32")
-    return Trainer(model, AdamW(lr=1e-4), adapters=ADAPTERS if stored else None)
+    recompute = True if name == AGAIN else "auto"
+    return Trainer(model, AdamW(lr=1e-4), adapters=ADAPTERS if stored else None, recompute=recompute)
 
 
 async def measure(name: str, options: Any, root: Path) -> list[tuple[Any, ...]]:
@@ -101,7 +102,7 @@ def row(name: str, side: str, spent: list[float], resident: list[float], trainin
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=5, cap=0.25, models=(SMALL, LARGE), length=512)
+    options = arguments(__doc__, rounds=5, cap=0.25, models=(SMALL, AGAIN, LARGE), length=512)
     columns = ("model and side", "tiles on the device, MB", "s a step", "of resident", "target", "stalled", "MB up", "MB down")
     table = Table("a step", columns)
     with TemporaryDirectory(dir=".") as root:
