@@ -240,9 +240,9 @@ def rope(x: Array, seqs: int, start: int, heads: int, inverse: bool, *rotation: 
     x[:] = _turned(x, -positions if inverse else positions, heads, rotation)
 
 
-def rope_rows(positions: Array, x: Array, heads: int, *rotation: float) -> None:
+def rope_rows(positions: Array, x: Array, heads: int, inverse: bool, *rotation: float) -> None:
     there = positions >= 0
-    x[there] = _turned(x[there], positions[there], heads, rotation)
+    x[there] = _turned(x[there], -positions[there] if inverse else positions[there], heads, rotation)
 
 
 def swiglu(gate: Array, up: Array, y: Array) -> None:
@@ -270,19 +270,43 @@ def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, sli
             yield h, columns, shared, slice(s * queries, (s + 1) * queries), slice(s * keys, (s + 1) * keys)
 
 
-def _scores(q: Array, k: Array, diagonal: bool) -> Array:
+def _scores(q: Array, k: Array, diagonal: bool, starts: Array | None) -> Array:
+    """Return the scores of queries and keys; -inf where a query does not see a key. starts: the first key of each query."""
     scores = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(q.shape[1])
     if diagonal:
         scores[np.triu_indices_from(scores, 1)] = -np.inf
+    if starts is not None:
+        scores[np.arange(len(k)) < starts[:, None]] = -np.inf
     return scores
+
+
+def _starts(positions: Array | None, queries: slice, apart: int) -> Array | None:
+    if positions is None:
+        return None
+    mine = positions[queries]
+    return apart + np.arange(len(mine)) - mine
 
 
 def attention(
     q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> None:
+    _attention(q, k, v, None, out, stats, seqs, heads, first, diagonal, 0)
+
+
+def attention_packed(
+    q: Array, k: Array, v: Array, positions: Array, out: Array, stats: Array,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    _attention(q, k, v, positions, out, stats, seqs, heads, first, diagonal, apart)
+
+
+def _attention(
+    q: Array, k: Array, v: Array, positions: Array | None, out: Array, stats: Array,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
     for h, columns, shared, i, j in _heads(q, k, seqs, heads):
-        scores = _scores(q[i, columns], k[j, shared], diagonal)
-        largest, total, value = scores.max(1), 0.0, 0.0
+        scores = _scores(q[i, columns], k[j, shared], diagonal, _starts(positions, i, apart))
+        largest, total, value = np.maximum(scores.max(1), -1e30), 0.0, 0.0
         if not first:
             largest = np.maximum(largest, stats[h, i])
             shrink = np.exp(stats[h, i] - largest)
@@ -326,11 +350,28 @@ def attention_backward(
     q: Array, k: Array, v: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
     seqs: int, heads: int, first: bool, diagonal: bool,
 ) -> None:  # fmt: skip
+    _attention_backward(q, k, v, None, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal, 0)
+
+
+def attention_packed_backward(
+    q: Array, k: Array, v: Array, positions: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    _attention_backward(q, k, v, positions, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal, apart)
+
+
+def _attention_backward(
+    q: Array, k: Array, v: Array, positions: Array | None, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array,
+    dv: Array, seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
     for h, columns, shared, i, j in _heads(q, k, seqs, heads):
-        weights = np.exp(_scores(q[i, columns], k[j, shared], diagonal) - stats[h, i][:, None].astype(np.float64))
+        scores = _scores(q[i, columns], k[j, shared], diagonal, _starts(positions, i, apart))
+        weights = np.exp(scores - stats[h, i][:, None].astype(np.float64))
         dweights = dout[i, columns].astype(np.float64) @ v[j, shared].T
         dscores = weights * (dweights - delta[h, i][:, None]) / np.sqrt(columns.stop - columns.start)
-        if first and diagonal:
+        if positions is not None:
+            dscores[positions[i] == 0] = 0
+        elif first and diagonal:
             dscores[0] = 0
         begun = not diagonal or shared.start * q.shape[1] // k.shape[1] != columns.start
         _add(dq[i, columns], dscores @ k[j, shared], not first)
@@ -443,12 +484,13 @@ def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: with_bf16(verb)
     for verb in (
-        add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
-        column_sums, column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
-        embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
-        gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
-        layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
-        rmsnorm, rmsnorm_backward, rmsnorm_gradients, rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums,
-        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, scale, sum_squares, swiglu, swiglu_and_backward,
+        add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_packed,
+        attention_packed_backward, attention_page, column_sums, column_sums_copy, copy, cross_entropy,
+        cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
+        gelu_and_backward, gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias,
+        gemm_rows_bias_onto, gemm_rows_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats,
+        layernorm_sums, layernorm_whole, layernorm_whole_backward, rmsnorm, rmsnorm_backward, rmsnorm_gradients,
+        rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums, rmsnorm_whole, rmsnorm_whole_backward, rope,
+        rope_rows, scale, sum_squares, swiglu, swiglu_and_backward,
     )
 }  # fmt: skip

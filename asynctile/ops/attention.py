@@ -29,7 +29,7 @@ def attention(
     expect_groups("attention", q, k, heads)
     expect("attention", stats, (2 * heads, q.shape[0]))
     access = "rrrww" if first else "rrruu"
-    flops = _flops(q, k, seqs, diagonal, products=2)
+    flops = flops_of(q, k, seqs, diagonal, products=2)
     return Operation("attention", (q, k, v, out, stats), access, (seqs, heads, first, diagonal), flops)
 
 
@@ -73,7 +73,7 @@ def attention_backward(
     expect_groups("attention_backward", q, k, heads)
     access = "rrrrrr" + ("w" if first else "u") + ("ww" if diagonal else "uu")
     operands = (q, k, v, dout, stats, delta, dq, dk, dv)
-    flops = _flops(q, k, seqs, diagonal, products=5)
+    flops = flops_of(q, k, seqs, diagonal, products=5)
     return Operation("attention_backward", operands, access, (seqs, heads, first, diagonal), flops)
 
 
@@ -105,7 +105,7 @@ def attention_backward_whole(
     expect_groups("attention_backward_whole", q, k, heads)
     expect("attention_backward_whole", delta, (heads, q.shape[0]))
     operands = (q, k, v, out, dout, stats, delta, dq, dk, dv)
-    flops = _flops(q, k, seqs, diagonal=True, products=5)
+    flops = flops_of(q, k, seqs, diagonal=True, products=5)
     return Operation("attention_backward_whole", operands, "rrrrrrwwww", (seqs, heads), flops)
 
 
@@ -121,6 +121,7 @@ def expect_groups(verb: str, q: Tile, k: Tile, heads: int) -> None:
         )
 
 
-def _flops(q: Tile, k: Tile, seqs: int, diagonal: bool, products: int) -> int:
+def flops_of(q: Tile, k: Tile, seqs: int, diagonal: bool, products: int) -> int:
+    """Return the FLOPs of so many products of each query with each key that it may see."""
     pairs = q.shape[0] * k.shape[0] // seqs
     return 2 * products * pairs * q.shape[1] // (2 if diagonal else 1)

@@ -34,15 +34,15 @@ def rope(x: Tile, *, seqs: int, start: int, heads: int, inverse: bool, rotation:
     return Operation("rope", (x,), "u", (seqs, start, heads, inverse, *map(float, rotation)))
 
 
-def rope_rows(positions: Tile, x: Tile, *, heads: int, rotation: Rotation) -> Operation:
-    """Rotate x (R, g hs), T, in place, each row by its own position in positions (R,) int32.
+def rope_rows(positions: Tile, x: Tile, *, heads: int, inverse: bool = False, rotation: Rotation) -> Operation:
+    """Rotate x (R, g hs), T, in place, each row by its own position in positions (R,) int32; with `inverse`, back.
 
     A row whose position is negative keeps its bits. Equal positions give the bits of `rope`.
-    Kernel: rope_rows(positions, x, heads, theta, factor, low, high, original).
+    Kernel: rope_rows(positions, x, heads, inverse, theta, factor, low, high, original).
     """
     _check("rope_rows", x, heads)
     expect("rope_rows", positions, x.shape[:1])
-    return Operation("rope_rows", (positions, x), "ru", (heads, *map(float, rotation)))
+    return Operation("rope_rows", (positions, x), "ru", (heads, inverse, *map(float, rotation)))
 
 
 def _check(verb: str, x: Tile, heads: int) -> None:

@@ -68,7 +68,7 @@ def calls(dtype: str) -> dict[str, Call]:
         "rmsnorm_heads": ([typed, head, out], (3, 1e-5), False),
         "rmsnorm_heads_backward": ([typed, head, random(11, R, C, dtype=dtype), head.copy()], (3, 1e-5, True), False),
         "rope": ([typed.copy()], (2, 5, 3, True, *ROTATION), False),
-        "rope_rows": ([placed[1::2].copy(), typed.copy()], (3, *ROTATION), False),
+        "rope_rows": ([placed[1::2].copy(), typed.copy()], (3, True, *ROTATION), False),
         "swiglu": ([typed, random(11, R, C, dtype=dtype), out], (), False),
         "swiglu_and_backward": (
             [typed, *(random(seed, R, C, dtype=dtype) for seed in (11, 12, 13)), poison(R, C, dtype=dtype)], (), False),
@@ -94,10 +94,17 @@ def attention(dtype: str) -> dict[str, Call]:
     VERBS["attention"](q, k, v, out, stats, *whole)
     VERBS["attention_delta"](out, dout, delta, heads)
     gradients = [poison(rows, columns, dtype=dtype) for _ in range(3)]
+    positions, packed = np.arange(rows, dtype=np.int32) % 48 % 31, (*whole, 0)
+    some, lse, means = poison(rows, columns, dtype=dtype), poison(2 * heads, rows), poison(heads, rows)
+    VERBS["attention_packed"](q, k, v, positions, some, lse, *packed)
+    VERBS["attention_delta"](some, dout, means, heads)
     return {
         "attention": ([q, k, v, poison(rows, columns, dtype=dtype), poison(2 * heads, rows)], whole, False),
         "attention_delta": ([out, dout, poison(heads, rows)], (heads,), False),
         "attention_backward": ([q, k, v, dout, stats, delta, *gradients], whole, False),
+        "attention_packed": (
+            [q, k, v, positions, poison(rows, columns, dtype=dtype), poison(2 * heads, rows)], packed, False),
+        "attention_packed_backward": ([q, k, v, positions, dout, lse, means, *gradients], packed, False),
         "attention_backward_whole": (
             [q, k, v, out, dout, stats, poison(heads, rows), *gradients], (seqs, heads), False),
     }  # fmt: skip

@@ -45,7 +45,7 @@ def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[i
         "rmsnorm_stats": ("rmsnorm_stats", [x, one], {0, 1}, (0, True, columns, 1e-5)),
         "rmsnorm_stats_more": ("rmsnorm_stats", [x, one], {0, 1}, (70, False, 70 + columns, 1e-5)),
         "rmsnorm_whole": ("rmsnorm_whole", [x, gain, one, narrow], {0, 2, 3}, (1e-5,)),
-        "rope_rows": ("rope_rows", [positions, heads], {0, 1}, (3, 10000.0, 0.0, 0.0, 0.0, 0.0)),
+        "rope_rows": ("rope_rows", [positions, heads], {0, 1}, (3, False, 10000.0, 0.0, 0.0, 0.0, 0.0)),
         "scale": ("scale", [narrow], {0}, (0.3,)),
         "swiglu": ("swiglu", [typed(4 * x), typed(random(8, ROWS, columns)), narrow], {0, 1, 2}, ()),
     }[verb]

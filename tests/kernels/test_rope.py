@@ -26,13 +26,16 @@ def test_rotation(machine, seqs, length, start, heads, hs, rotation, inverse, dt
 
 @pytest.mark.parametrize(("seqs", "length", "start", "heads", "hs"), CASES)
 @pytest.mark.parametrize("rotation", [PLAIN, SCALED])
+@pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_at_their_own_positions_have_the_bits_of_sequences(machine, seqs, length, start, heads, hs, rotation, dtype):
+def test_rows_at_their_own_positions_have_the_bits_of_sequences(
+    machine, seqs, length, start, heads, hs, rotation, inverse, dtype
+):
     x = random(1, seqs * length, heads * hs, dtype=dtype)
     order = np.random.default_rng(2).permutation(len(x))
     positions, mixed = np.tile(np.arange(start, start + length), seqs)[order].astype(np.int32), x[order]
-    machine.run("rope", [x], (seqs, start, heads, False, *rotation))
-    machine.run("rope_rows", [positions, mixed], (heads, *rotation))
+    machine.run("rope", [x], (seqs, start, heads, inverse, *rotation))
+    machine.run("rope_rows", [positions, mixed], (heads, inverse, *rotation))
     assert mixed.tobytes() == x[order].tobytes()
 
 
@@ -51,7 +54,7 @@ def test_scores_of_rotated_rows_depend_on_the_distance_alone(machine):
     def score(i, j):
         at, to = q.copy(), k.copy()
         for row, position in ((at, i), (to, j)):
-            machine.run("rope_rows", [np.array([position], np.int32), row], (1, *PLAIN))
+            machine.run("rope_rows", [np.array([position], np.int32), row], (1, False, *PLAIN))
         return float((at * to).sum())
 
     assert abs(score(7, 3) - score(104, 100)) < 1e-4
@@ -62,7 +65,7 @@ def test_scores_of_rotated_rows_depend_on_the_distance_alone(machine):
 def test_the_first_position_and_rows_of_nobody_keep_their_bits(machine, dtype):
     x = random(1, 4, 24, dtype=dtype)
     before = x.copy()
-    machine.run("rope_rows", [np.array([-1, 0, 3, -1], np.int32), x], (3, *PLAIN))
+    machine.run("rope_rows", [np.array([-1, 0, 3, -1], np.int32), x], (3, False, *PLAIN))
     assert x[[0, 1, 3]].tobytes() == before[[0, 1, 3]].tobytes()
     assert (x[2] != before[2]).any()
 
@@ -79,7 +82,7 @@ def test_sine_and_cosine_are_right_to_two_units_in_the_last_place_at_every_angle
     """One pair of columns turns by its position: (1, 0) becomes (cos, sin)."""
     positions = np.r_[np.arange(4096), np.arange(4096, 131073, 97), 131072].astype(np.int32)
     x = np.tile(np.array([1, 0], np.float32), (len(positions), 1))
-    machine.run("rope_rows", [positions, x], (1, *PLAIN))
+    machine.run("rope_rows", [positions, x], (1, False, *PLAIN))
     for found, exact in ((x[:, 0], np.cos(positions.astype(float))), (x[:, 1], np.sin(positions.astype(float)))):
         assert np.max(np.abs(found - exact) / np.spacing(np.abs(exact).astype(np.float32))) < 2
 

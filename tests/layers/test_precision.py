@@ -33,6 +33,7 @@ ALLOWED = {
     "add": "ff", "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
     "attention": "fffff bbbbf", "attention_delta": "fff bbf", "attention_backward": "fffffffff bbbbffbbb",
     "attention_backward_whole": "ffffffffff bbbbbffbbb",
+    "attention_packed": "fffiff bbbibf", "attention_packed_backward": "fffiffffff bbbibffbbb",
     "column_sums": "ff bf", "column_sums_copy": "ffb", "copy": "ff fb", "fill": "f b",
     "cross_entropy": "fif bif", "cross_entropy_backward": "ifff iffb",
     "embed_positions": "ff bf", "embed_tokens": "iff ibf", "embed_positions_backward": "ff", "embed_tokens_backward": "iff",

@@ -17,8 +17,8 @@ def test_rows_are_rotated_in_place_and_the_rotation_joins_the_parameters():
     made = rope(tile("q", 8, 24), seqs=2, start=5, heads=3, inverse=True, rotation=ROTATION)
     assert (made.kernel, made.access, made.params) == ("rope", "u", (2, 5, 3, True, 10000.0, 0.0, 0.0, 0.0, 0.0))
     made = rope_rows(tile("rows", 8, dtype=np.int32), tile("q", 8, 24), heads=3, rotation=ROTATION)
-    assert (made.kernel, made.access, made.params) == ("rope_rows", "ru", (3, 10000.0, 0.0, 0.0, 0.0, 0.0))
-    assert all(isinstance(number, float) for number in made.params[1:])
+    assert (made.kernel, made.access, made.params) == ("rope_rows", "ru", (3, False, 10000.0, 0.0, 0.0, 0.0, 0.0))
+    assert all(isinstance(number, float) for number in made.params[2:])
 
 
 @pytest.mark.parametrize(("columns", "heads"), [(24, 5), (15, 3)])

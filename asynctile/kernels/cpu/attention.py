@@ -1,10 +1,10 @@
 """Causal attention of one query tile with one key tile. The contract is in asynctile/ops/attention.py.
 
-The gradient is in attention_backward.py. The kernel works block by block, so that scores stay in the L2 cache, and it skips
-blocks above the diagonal. A block of scores is stored transposed, keys by queries. Maxima, sums and exponentials then run over
-queries side by side in the lanes of a vector, and no loop reduces across lanes. OpenBLAS computes the products. Its kernels for
-small matrices are fastest on dense operands of these layouts (260 against 160 GFLOP/s for q k^T on strided rows, Zen 5), so
-queries are transposed once for all their keys.
+The gradient is in attention_backward.py, and attention_packed.py computes rows of several examples with the pieces of both. The
+kernel works block by block, so that scores stay in the L2 cache, and it skips blocks above the diagonal. A block of scores is
+stored transposed, keys by queries. Maxima, sums and exponentials then run over queries side by side in the lanes of a vector,
+and no loop reduces across lanes. OpenBLAS computes the products. Its kernels for small matrices are fastest on dense operands
+of these layouts (260 against 160 GFLOP/s for q k^T on strided rows, Zen 5), so queries are transposed once for all their keys.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, inline, k
 QUERIES, KEYS = 64, 128
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LOWEST = np.float32(-np.inf)
+#: The running maximum of a query that has seen no key. Finite, so that its weights of hidden keys are 0 and not NaN.
+UNSEEN = np.finfo(np.float32).min
 
 
 @inline()
@@ -47,6 +49,26 @@ def mask(scores: Any, keys: int, ahead: int, value: float) -> None:
     for c in range(max(0, ahead + 1), keys):
         for r in range(min(QUERIES, c - ahead)):
             scores[c, r] = value
+
+
+@piece()
+def mask_before(scores: Any, keys: int, positions: Any, row: int, rows: int, ahead: int, value: float) -> None:
+    """Set to `value` the scores of keys of earlier examples: for query r, those before `ahead` + r - positions[row + r]."""
+    for r in range(rows):
+        for c in range(min(keys, ahead + r - positions[row + r])):
+            scores[c, r] = value
+
+
+@inline()
+def seen_by(positions: Any, row: int, rows: int, ahead: int) -> Any:
+    """Return the first key that any of these queries sees, and the first that all of them see, beside those after a query.
+
+    `ahead`: how far the first query is behind the first key. Starts of examples ascend, so two queries tell.
+    """
+    if positions.size == 0:
+        return 0, 0
+    last = row + rows - 1
+    return max(0, ahead - positions[row]), ahead + rows - 1 - positions[last]
 
 
 @inline()
@@ -90,7 +112,7 @@ def _load(out: Any, stats: Any, row: int, rows: int, head: int, first: bool, blo
     heads, hs = stats.shape[0] // 2, block.shape[1]
     for r in range(QUERIES):
         old = not first and r < rows
-        top[r] = stats[head, row + r] if old else LOWEST
+        top[r] = stats[head, row + r] if old else UNSEEN
         total[r] = stats[heads + head, row + r] if old else ZERO
         if old:
             line = out[row + r, head * hs : (head + 1) * hs]
@@ -114,9 +136,12 @@ def _store(out: Any, stats: Any, row: int, rows: int, head: int, last: bool, blo
         stats[heads + head, row + r] = total[r]
 
 
-@kernel((TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
-def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: int, first: bool, diagonal: bool) -> None:
-    """Fold keys and values into out and stats."""
+@piece(FUSE)
+def attend(
+    q: Any, k: Any, v: Any, positions: Any, out: Any, stats: Any,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    """Fold keys and values into out and stats. positions: of the queries; empty if each sequence is one example."""
     step, hs = k.shape[1], q.shape[1] // heads
     ratio = q.shape[1] // step
     rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
@@ -128,21 +153,32 @@ def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: in
         for s in range(seqs):
             for i in range(0, rows, QUERIES):
                 m, row = min(QUERIES, rows - i), s * rows + i
+                reach = min(columns, i + m) if diagonal else columns
+                begin, whole = seen_by(positions, row, m, apart + i)
+                if begin >= reach and not first:
+                    continue  # these keys are of earlier examples alone, so the state stays
                 pack_transposed(q, row, m, h * hs, scale_of(hs), packed)
                 _load(out, stats, row, m, h, first, block, top, total)
-                reach = min(columns, i + m) if diagonal else columns
-                for j in range(0, reach, KEYS):
+                for j in range(begin - begin % KEYS, reach, KEYS):
                     n = min(KEYS, reach - j)
                     there = (s * columns + j) * step + h // ratio * hs
                     score(n, hs, k, there, step, packed, scores)
                     if diagonal:
                         mask(scores, n, i - j, LOWEST)
+                    if j < whole:
+                        mask_before(scores, n, positions, row, m, apart + i - j, LOWEST)
                     _softmax(scores, n, top, total, decay)
                     for r in range(QUERIES):
                         for c in range(hs):
                             block[r, c] *= decay[r]
                     sgemm(QUERIES, hs, n, ONE, scores, 0, QUERIES, True, v, there, step, False, ONE, block, 0, hs)
                 _store(out, stats, row, m, h, diagonal, block, top, total)
+
+
+@kernel((TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
+def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: int, first: bool, diagonal: bool) -> None:
+    """Fold keys and values of one example a sequence into out and stats."""
+    attend(q, k, v, np.empty(0, np.int32), out, stats, seqs, heads, first, diagonal, 0)
 
 
 @piece(REDUCE)

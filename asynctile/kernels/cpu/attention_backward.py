@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.kernels.cpu.attention import ONE, QUERIES, ZERO, attention_delta, mask, pack_transposed, scale_of, score
+from asynctile.kernels.cpu.attention import (
+    ONE,
+    QUERIES,
+    ZERO,
+    attention_delta,
+    mask,
+    mask_before,
+    pack_transposed,
+    scale_of,
+    score,
+    seen_by,
+)
 from asynctile.kernels.cpu.blas import sgemm
 from asynctile.kernels.cpu.exp import exp
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, TILE, inline, kernel, piece
@@ -34,12 +45,23 @@ def _times(n: int, hs: int, m: int, a: Any, b: Any, b_at: int, beta: float, c: A
     sgemm(n, hs, m, ONE, a, 0, QUERIES, False, b, b_at, b.shape[1], False, beta, c, c_at, c.shape[1])
 
 
-@kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
-def attention_backward(
-    q: Any, k: Any, v: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    seqs: int, heads: int, first: bool, diagonal: bool,
+@piece()
+def _silence(ds: Any, positions: Any, row: int, rows: int, first: bool) -> None:
+    """Set to zero the gradient of the score of each query that sees a single key: two roundings would differ there."""
+    if positions.size:
+        for r in range(rows):
+            if positions[row + r] == 0:
+                ds[r, r] = ZERO
+    elif first:
+        ds[0, 0] = ZERO
+
+
+@piece(FUSE)
+def attend_backward(
+    q: Any, k: Any, v: Any, positions: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
 ) -> None:  # fmt: skip
-    """Add the contributions of these queries and keys to dq, dk and dv."""
+    """Add the contributions to dq, dk and dv. positions: of the queries; empty if each sequence is one example."""
     step, hs = k.shape[1], q.shape[1] // heads
     ratio = q.shape[1] // step
     rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
@@ -51,29 +73,47 @@ def attention_backward(
         for s in range(seqs):
             for i in range(0, rows, QUERIES):
                 m, row = min(QUERIES, rows - i), s * rows + i
+                reach = min(columns, i + m) if diagonal else columns
+                begin, whole = seen_by(positions, row, m, apart + i)
+                begin -= begin % KEYS
+                if begin >= reach:
+                    if first:
+                        dq[row : row + m, h * hs : (h + 1) * hs] = ZERO
+                    continue
                 here = row * q.shape[1] + h * hs
                 pack_transposed(q, row, m, h * hs, scale, qs_t)
                 pack_transposed(dout, row, m, h * hs, ONE, douts_t)
                 for r in range(QUERIES):
                     state[0, r] = stats[h, row + r] if r < m else ZERO
                     state[1, r] = delta[h, row + r] if r < m else ZERO
-                reach = min(columns, i + m) if diagonal else columns
-                for j in range(0, reach, KEYS):
+                for j in range(begin, reach, KEYS):
                     n = min(KEYS, reach - j)
                     there = (s * columns + j) * step + h // ratio * hs
                     score(n, hs, k, there, step, qs_t, p)
                     score(n, hs, v, there, step, douts_t, ds)
                     _weigh(p, ds, n, scale, state[0], state[1])
+                    if j < whole:
+                        mask_before(p, n, positions, row, m, apart + i - j, ZERO)
+                        mask_before(ds, n, positions, row, m, apart + i - j, ZERO)
                     if diagonal and j == i:
                         mask(p, n, 0, ZERO)
                         mask(ds, n, 0, ZERO)
-                        if first and i == 0:
-                            ds[0, 0] = ZERO  # a single key: exactly zero, where two roundings would differ
+                        _silence(ds, positions, row, m, first and i == 0)
                     beta = ZERO if diagonal and j == i and h % ratio == 0 else ONE
                     _times(n, hs, m, p, dout, here, beta, dv, there)
                     _times(n, hs, m, ds, q, here, beta, dk, there)
-                    beta = ZERO if first and j == 0 else ONE
+                    beta = ZERO if first and j == begin else ONE
                     sgemm(m, hs, n, ONE, ds, 0, QUERIES, True, k, there, step, False, beta, dq, here, q.shape[1])
+
+
+@kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
+def attention_backward(
+    q: Any, k: Any, v: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    seqs: int, heads: int, first: bool, diagonal: bool,
+) -> None:  # fmt: skip
+    """Add the contributions of these queries and keys, of one example a sequence, to dq, dk and dv."""
+    none = np.empty(0, np.int32)
+    attend_backward(q, k, v, none, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal, 0)
 
 
 @kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT))

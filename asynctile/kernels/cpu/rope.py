@@ -65,16 +65,16 @@ def rope(
             _rotate(x[s * length + t], table[1], table[2])
 
 
-@kernel((TOKENS, TILE, COUNT, REAL, REAL, REAL, REAL, REAL))
+@kernel((TOKENS, TILE, COUNT, FLAG, REAL, REAL, REAL, REAL, REAL))
 def rope_rows(
-    positions: Any, x: Any, heads: int, theta: float, factor: float, low: float, high: float, original: float
-) -> None:
+    positions: Any, x: Any, heads: int, inverse: bool,
+    theta: float, factor: float, low: float, high: float, original: float,
+) -> None:  # fmt: skip
     """Rotate each row by its own position; leave rows of negative positions."""
     half = x.shape[1] // heads // 2
     table = np.empty((3, half), np.float32)
     _frequencies(table[0], theta, factor, low, high, original)
-    forward = half < 0  # a literal False would make Numba compile the pieces again for that value
     for r in range(x.shape[0]):
         if positions[r] >= 0:
-            _turn(np.int64(positions[r]), table[0], table[1], table[2], forward)
+            _turn(np.int64(positions[r]), table[0], table[1], table[2], inverse)
             _rotate(x[r], table[1], table[2])

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from asynctile.kernels.cuda.adamw import adamw, adamw_bf16, sum_squares
 from asynctile.kernels.cuda.array import Array
-from asynctile.kernels.cuda.attention import attention, attention_backward, attention_backward_whole, attention_delta
+from asynctile.kernels.cuda.attention import (
+    attention,
+    attention_backward,
+    attention_backward_whole,
+    attention_delta,
+    attention_packed,
+    attention_packed_backward,
+)
 from asynctile.kernels.cuda.attention_page import attention_page
 from asynctile.kernels.cuda.context import SCRATCH, Context, Packed, pack
 from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_backward
@@ -49,13 +56,14 @@ __all__ = ["KERNELS", "SCRATCH", "Array", "Context", "Packed", "options", "pack"
 KERNELS: dict[str, Callable[..., None]] = {
     launcher.__name__: launcher
     for launcher in (
-        add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
-        column_sums, column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
-        embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
-        gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
-        layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
-        rmsnorm, rmsnorm_backward, rmsnorm_gradients, rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums,
-        rmsnorm_whole, rmsnorm_whole_backward, rope, rope_rows, scale, sum_squares, swiglu, swiglu_and_backward,
+        add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_packed,
+        attention_packed_backward, attention_page, column_sums, column_sums_copy, copy, cross_entropy,
+        cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
+        gelu_and_backward, gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias,
+        gemm_rows_bias_onto, gemm_rows_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats,
+        layernorm_sums, layernorm_whole, layernorm_whole_backward, rmsnorm, rmsnorm_backward, rmsnorm_gradients,
+        rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums, rmsnorm_whole, rmsnorm_whole_backward, rope,
+        rope_rows, scale, sum_squares, swiglu, swiglu_and_backward,
     )
 }  # fmt: skip
 

@@ -4,6 +4,8 @@
 // block of threads works on one head of one sequence, and there on a block of queries or of keys. Keys may have fewer heads
 // than queries: a block of queries reads its head's keys, and a block of keys passes over the queries of all heads that read
 // it, one head after another.
+//
+// PACKED: sequences hold several examples; see asynctile/ops/attention_packed.py.
 
 // The score of a key that a query does not see.
 #define HIDDEN __uint_as_float(0xff800000u)
@@ -41,9 +43,33 @@ static __device__ __forceinline__ Head group_of_block(int rows, int keys, int he
     return find_head(gridDim.x / key_heads, sequence, head, rows, keys, heads, key_heads, hs);
 }
 
+// The examples of a sequence of queries. positions: of the queries. apart: how far the first query is behind the first key.
+struct Examples {
+    const int *positions;
+    int apart;
+    // The first key that a query sees. It ascends with the queries.
+    __device__ __forceinline__ int first_key(int query) const { return apart + query - positions[query]; }
+};
+
+// The first key that the queries from `query` on see, rounded down to a multiple of STEP; 0 if nothing is packed.
+template <bool PACKED, int STEP>
+static __device__ __forceinline__ int first_seen(const Examples &examples, int query) {
+    return PACKED ? max(0, examples.first_key(query)) / STEP * STEP : 0;
+}
+
+// The running maximum of a query that has seen no key. Of packed queries it is finite, and below every score, so that their
+// weights of hidden keys are 0 and not NaN.
+#define UNSEEN(PACKED) ((PACKED) ? -1e38f : HIDDEN)
+
 // Number of keys that the queries before `end` see.
 static __device__ __forceinline__ int keys_seen(int end, int keys, bool diagonal) { return diagonal ? min(keys, end) : keys; }
 
 // Number of queries that see a single key: the first of a sequence, or none. That key's weight is 1 for every score, so the
 // gradient of the score is zero; computed, it would be the difference of two roundings.
 static __device__ __forceinline__ int lone_queries(bool first, bool diagonal) { return first && diagonal; }
+
+// Whether a query sees a single key.
+template <bool PACKED>
+static __device__ __forceinline__ bool is_lone(const Examples &examples, int query, int lone) {
+    return PACKED ? examples.positions[query] == 0 : query < lone;
+}

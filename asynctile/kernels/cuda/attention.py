@@ -1,4 +1,4 @@
-"""Launchers of attention*.cu. The contracts are in asynctile/ops/attention.py."""
+"""Launchers of attention*.cu. The contracts are in asynctile/ops/attention.py and attention_packed.py."""
 
 from __future__ import annotations
 
@@ -50,14 +50,33 @@ def attention(
     causal mask. Where both hold, tiles contain whole sequences, and cuDNN computes them if it supports their shape and
     dtype. This project's own kernel does the rest.
     """
-    if first and diagonal and on.attend(q, k, v, out, stats, seqs, heads):
-        return
-    rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
-    key_heads = k.shape[1] // hs
-    by = way(q, hs)
-    grid = (heads * seqs, divide_up(rows, by.rows))
-    sizes = rows, keys, heads, key_heads, hs, first, diagonal
-    on.launch(f"attention_{by.suffix}", grid, THREADS, q, k, v, out, stats, *sizes, shared=by.shared)
+    if not (first and diagonal and on.attend(q, k, v, out, stats, seqs, heads)):
+        _attend(on, "attention", (q, k, v, out, stats), (), seqs, heads, first, diagonal)
+
+
+def attention_packed(
+    on: Context, q: Array, k: Array, v: Array, positions: Array, out: Array, stats: Array,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    """Fold a tile of keys and values into out and stats for rows of several examples. Always by own kernels."""
+    _attend(on, "attention_packed", (q, k, v, positions, out, stats), (apart,), seqs, heads, first, diagonal)
+
+
+def _attend(
+    on: Context, kernel: str, operands: tuple[Array, ...], places: tuple[int, ...], seqs: int, heads: int, first: bool,
+    diagonal: bool,
+) -> None:  # fmt: skip
+    """Launch a kernel of the forward pass. operands: beginning with q and k."""
+    by, sizes = _sized(operands, seqs, heads)
+    grid = (heads * seqs, divide_up(sizes[0], by.rows))
+    on.launch(f"{kernel}_{by.suffix}", grid, THREADS, *operands, *places, *sizes, first, diagonal, shared=by.shared)
+
+
+def _sized(operands: tuple[Array, ...], seqs: int, heads: int) -> tuple[Variant, tuple[int, int, int, int, int]]:
+    """Return the kernels for these operands, and the rows and keys of a sequence, heads of each, and columns of a head."""
+    q, k = operands[:2]
+    hs = q.shape[1] // heads
+    return way(q, hs), (q.shape[0] // seqs, k.shape[0] // seqs, heads, k.shape[1] // hs, hs)
 
 
 def attention_delta(on: Context, out: Array, dout: Array, delta: Array, heads: int) -> None:
@@ -82,14 +101,30 @@ def attention_backward(
     first: dq is overwritten instead. diagonal: dk and dv are overwritten instead, under the causal mask. stats: the
     log-sum-exp that `attention` left. delta: from attention_delta.
     """
-    rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
-    key_heads = k.shape[1] // hs
-    by = way(q, hs)
-    operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, key_heads, hs, first, diagonal)
-    for kernel, results, owners, owned in (("keys", (dk, dv), key_heads, keys), ("queries", (dq,), heads, rows)):
-        grid = (owners * seqs, divide_up(owned, by.rows))
-        name = f"attention_backward_{kernel}_{by.suffix}"
-        on.launch(name, grid, THREADS, *operands, *results, *sizes, shared=by.shared_backward)
+    operands = (q, k, v, dout, stats, delta)
+    _attend_backward(on, "attention_backward", operands, (dq, dk, dv), (), seqs, heads, first, diagonal)
+
+
+def attention_packed_backward(
+    on: Context, q: Array, k: Array, v: Array, positions: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array,
+    dv: Array, seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    """Add the contributions of a pair of tiles to dq, dk and dv for rows of several examples, as `attention_backward` does."""
+    operands = (q, k, v, positions, dout, stats, delta)
+    _attend_backward(on, "attention_packed_backward", operands, (dq, dk, dv), (apart,), seqs, heads, first, diagonal)
+
+
+def _attend_backward(
+    on: Context, kernel: str, operands: tuple[Array, ...], gradients: tuple[Array, Array, Array], places: tuple[int, ...],
+    seqs: int, heads: int, first: bool, diagonal: bool,
+) -> None:  # fmt: skip
+    """Launch the two kernels of the backward pass: one owns keys, the other queries. operands: beginning with q and k."""
+    by, sizes = _sized(operands, seqs, heads)
+    rows, keys, _, key_heads, _ = sizes
+    dq, dk, dv = gradients
+    for owner, results, owners, owned in (("keys", (dk, dv), key_heads, keys), ("queries", (dq,), heads, rows)):
+        grid, numbers = (owners * seqs, divide_up(owned, by.rows)), (*places, *sizes, first, diagonal)
+        on.launch(f"{kernel}_{owner}_{by.suffix}", grid, THREADS, *operands, *results, *numbers, shared=by.shared_backward)
 
 
 def attention_backward_whole(

@@ -145,4 +145,25 @@ static __device__ __forceinline__ void hide_keys(float (&scores)[M][N][4], int q
             }
 }
 
+// Set to `value` the scores of keys of earlier examples than a query's; with `lone`, also those of queries that see one key.
+template <int M, int N>
+static __device__ __forceinline__ void hide_earlier(float (&scores)[M][N][4], int query, int rows, int key,
+                                                    const Examples &examples, float value, bool lone) {
+    int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = query + m * 16 + half * 8 + group;
+            if (row >= rows) continue;
+            int first = examples.first_key(row);
+            bool none = lone && is_lone<true>(examples, row, 0);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; i++)
+                    if (none || key + n * 8 + pair + i % 2 < first) scores[m][n][i] = value;
+        }
+}
+
 #endif

@@ -78,19 +78,20 @@ static __device__ __forceinline__ void finish(float *stats, const Head &at, int 
         }
 }
 
-template <int HS>
-static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats,
-                                                     int rows, int keys, int heads, int key_heads, int hs, bool first,
-                                                     bool diagonal) {
+template <bool PACKED, int HS>
+static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *k, const bf16 *v, Examples examples, bf16 *out,
+                                                     float *stats, int rows, int keys, int heads, int key_heads, int hs,
+                                                     bool first, bool diagonal) {
     using Shape = MmaShape<HS>;
     constexpr int M = Shape::M, PITCH = Shape::PITCH, KEYS = 64, SIZE = KEYS * PITCH;
     DYNAMIC_SHARED(bf16, queries);
     bf16 *buffers = queries + Shape::ROWS * PITCH;  // keys and values of one step, then of the next
     const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, out += at.queries, k += at.keys, v += at.keys;
+    if (PACKED) examples.positions += blockIdx.x / heads * rows;
     // Blocks start in the order of their numbers; the blocks that see the most keys come first.
     const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, warp = threadIdx.x / 32, own = start + warp * Shape::OWN;
-    const int reach = keys_seen(start + Shape::ROWS, keys, diagonal);
+    const int reach = keys_seen(start + Shape::ROWS, keys, diagonal), from = first_seen<PACKED, KEYS>(examples, start);
     const float scale = LOG2_E / sqrtf(float(hs));
     auto stage_keys = [&](int key) {
         bf16 *to = buffers + key / KEYS % 2 * (2 * SIZE);
@@ -98,29 +99,31 @@ static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *
         stage<HS, KEYS>(to + SIZE, v, key, keys, at.key_pitch, hs);
     };
     stage<HS, Shape::ROWS>(queries, q, start, rows, at.pitch, hs);
-    stage_keys(0);
+    stage_keys(from);
 
     unsigned left[HS / 16][M][4];
     float acc[M][HS / 8][4] = {};
     Softmax<M> state;
 #pragma unroll
-    for (int m = 0; m < M; m++) state.top[m][0] = state.top[m][1] = HIDDEN, state.total[m][0] = state.total[m][1] = 0.0f;
+    for (int m = 0; m < M; m++) state.top[m][0] = state.top[m][1] = UNSEEN(PACKED), state.total[m][0] = state.total[m][1] = 0.0f;
     if (!first) take_up(out, stats, at, own, rows, hs, state, acc);
-    for (int key = 0; key < reach; key += KEYS) {
+    for (int key = from; key < reach; key += KEYS) {
         wait_for_copies();
         __syncthreads();
-        if (key == 0) load_fragments<PITCH>(left, lane_by_rows<PITCH>(queries + warp * Shape::OWN * PITCH));
+        if (key == from) load_fragments<PITCH>(left, lane_by_rows<PITCH>(queries + warp * Shape::OWN * PITCH));
         if (key + KEYS < reach) stage_keys(key + KEYS);
-        if (diagonal && key > own) continue;
+        if ((diagonal && key > own) || (PACKED && own < rows && examples.first_key(own) >= key + KEYS)) continue;
         const bf16 *some_keys = buffers + key / KEYS % 2 * (2 * SIZE), *some_values = some_keys + SIZE;
         float scores[M][KEYS / 8][4] = {};
 #pragma unroll
         for (int i = 0; i < HS / 16; i++)
             times_transposed<PITCH>(scores, left[i], lane_by_columns<PITCH>(some_keys) + i * 16);
         if (key + KEYS > keys_seen(own + 1, keys, diagonal)) hide_keys(scores, own, key, keys, diagonal, HIDDEN);
+        if (PACKED) hide_earlier(scores, own, rows, key, examples, HIDDEN, false);
         weigh(scores, state, acc, scale);
         weighted<PITCH>(acc, scores, lane_by_rows<PITCH>(some_values));
     }
+    if (PACKED) wait_for_copies();  // of keys that no query sees
     finish(stats, at, own, rows, diagonal, state, acc);
     put_rows(out, acc, own, rows, at.pitch, hs, 1.0f, false);
 }
@@ -128,25 +131,49 @@ static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_32(
     const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<32>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_mma<false, 32>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_64(
     const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<64>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_mma<false, 64>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_96(
     const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<96>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_mma<false, 96>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_128(
     const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_mma<128>(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_mma<false, 128>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_32(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
+    int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_mma<true, 32>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_64(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
+    int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_mma<true, 64>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_96(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
+    int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_mma<true, 96>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_128(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
+    int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_mma<true, 128>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 #endif

@@ -109,17 +109,18 @@ static __device__ __forceinline__ void get_panel(const T *from, float (&acc)[8][
             if (row + i * 8 < rows && column + j < hs) acc[i][j] = to_float(from[at + j]);
 }
 
-template <typename T>
-static __device__ __forceinline__ void attention_plain(const T *q, const T *k, const T *v, T *out, float *stats,
-                                                       int rows, int keys, int heads, int key_heads, int hs, bool first,
-                                                       bool diagonal) {
+template <bool PACKED, typename T>
+static __device__ __forceinline__ void attention_plain(const T *q, const T *k, const T *v, Examples examples, T *out,
+                                                       float *stats, int rows, int keys, int heads, int key_heads, int hs,
+                                                       bool first, bool diagonal) {
     DYNAMIC_SHARED(float, some_queries);
     float *some_keys = some_queries + PLAIN_SIZE, *some_values = some_keys + PLAIN_SIZE, *weights = some_keys;
     const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, out += at.queries, k += at.keys, v += at.keys, stats += at.state;
+    if (PACKED) examples.positions += blockIdx.x / heads * rows;
     // Blocks start in the order of their numbers; the blocks that see the most keys come first.
     const int start = (gridDim.y - 1 - blockIdx.y) * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
-    const int reach = keys_seen(start + PLAIN_SIDE, keys, diagonal);
+    const int reach = keys_seen(start + PLAIN_SIDE, keys, diagonal), from = first_seen<PACKED, PLAIN_SIDE>(examples, start);
     const float scale = 1.0f / sqrtf(float(hs));
     float top[8], total[8];
     for (int panel = 0; panel < hs; panel += PLAIN_SIDE) {
@@ -128,15 +129,15 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
         for (int i = 0; i < 8; i++) {
             int r = start + y + i * 8;
             bool old = !first && r < rows;
-            top[i] = old ? stats[r] : HIDDEN;
+            top[i] = old ? stats[r] : UNSEEN(PACKED);
             total[i] = old && !x ? stats[at.sums + r] : 0.0f;
         }
         if (!first) get_panel(out, acc, start, rows, panel, hs, at.pitch);
-        for (int key = 0; key < reach; key += PLAIN_SIDE) {
+        for (int key = from; key < reach; key += PLAIN_SIDE) {
             float scores[8][4] = {};
             for (int column = 0; column < hs; column += PLAIN_SIDE) {
                 __syncthreads();
-                if (hs > PLAIN_SIDE || key == 0) fetch(some_queries, q, start, rows, column, hs, at.pitch);
+                if (hs > PLAIN_SIDE || key == from) fetch(some_queries, q, start, rows, column, hs, at.pitch);
                 fetch(some_keys, k, key, keys, column, hs, at.key_pitch);
                 if (column == 0) fetch(some_values, v, key, keys, panel, hs, at.key_pitch);
                 __syncthreads();
@@ -144,11 +145,13 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                int seen = keys_seen(start + y + i * 8 + 1, keys, diagonal);
+                int r = start + y + i * 8, seen = keys_seen(r + 1, keys, diagonal), hidden = 0;
+                if (PACKED) hidden = r < rows ? examples.first_key(r) : 0;
                 float largest = top[i];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    scores[i][j] = key + x + j * 16 < seen ? scores[i][j] * scale : HIDDEN;
+                    int c = key + x + j * 16;
+                    scores[i][j] = c < seen && (!PACKED || c >= hidden) ? scores[i][j] * scale : HIDDEN;
                     largest = fmaxf(largest, scores[i][j]);
                 }
 #pragma unroll
@@ -187,11 +190,23 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
 extern "C" __global__ void __launch_bounds__(128, 3) attention_plain_f32(
     const float *q, const float *k, const float *v, float *out, float *stats, int rows, int keys, int heads, int key_heads,
     int hs, int first, int diagonal) {
-    attention_plain(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_plain<false>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3) attention_plain_bf16(
     const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
     int first, int diagonal) {
-    attention_plain(q, k, v, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_plain<false>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 3) attention_packed_plain_f32(
+    const float *q, const float *k, const float *v, const int *positions, float *out, float *stats, int apart, int rows, int keys,
+    int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_plain<true>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 3) attention_packed_plain_bf16(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
+    int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_plain<true>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
 }

@@ -3,9 +3,9 @@
 // has one owner and one order. If a head has several panels, the panel that a pass computes is loaded last for the scores, so
 // that it is still there afterwards.
 
-template <typename T>
+template <bool PACKED, typename T>
 static __device__ __forceinline__ void attention_backward_keys_plain(
-    const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dk, T *dv,
+    const T *q, const T *k, const T *v, Examples examples, const T *dout, const float *stats, const float *delta, T *dk, T *dv,
     int rows, int keys, int heads, int key_heads, int hs, bool first, bool diagonal) {
     DYNAMIC_SHARED(float, own_keys);
     float *own_values = own_keys + PLAIN_SIZE, *some_queries = own_values + PLAIN_SIZE;
@@ -13,6 +13,7 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
     const Head at = group_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, dout += at.queries, stats += at.state, delta += at.state;
     k += at.keys, v += at.keys, dk += at.keys, dv += at.keys;
+    if (PACKED) examples.positions += blockIdx.x / key_heads * rows;
     const int start = blockIdx.y * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
     const int panels = (hs + PLAIN_SIDE - 1) / PLAIN_SIDE, from = diagonal ? start : 0;
     const int lone = lone_queries(first, diagonal);
@@ -21,6 +22,7 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
         float dkeys[8][4] = {}, dvalues[8][4] = {};
         for (int head = 0; head < heads / key_heads; head++) {
             for (int query = from; query < rows; query += PLAIN_SIDE) {
+                if (PACKED && examples.first_key(query) >= start + PLAIN_SIDE) break;  // all others are of later examples
                 float weights[8][4] = {}, slopes[8][4] = {};
                 for (int i = 1; i <= panels; i++) {
                     int column = (panel + i) % panels * PLAIN_SIDE, depth = min(hs - column, PLAIN_SIDE);
@@ -40,11 +42,14 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
                     int r = query + x + j * 16;  // beyond the last query dout is zero and adds nothing
                     size_t state = head * at.line + r;
                     float lse = r < rows ? stats[state] : 0.0f, mean = r < rows ? delta[state] : 0.0f;
+                    int hidden = 0;
+                    bool alone = r < rows && is_lone<PACKED>(examples, r, lone);
+                    if (PACKED) hidden = r < rows ? examples.first_key(r) : 0;
 #pragma unroll
                     for (int i = 0; i < 8; i++) {
-                        bool seen = !diagonal || start + y + i * 8 <= r;
+                        bool seen = (!diagonal || start + y + i * 8 <= r) && (!PACKED || start + y + i * 8 >= hidden);
                         weights[i][j] = seen ? __expf(weights[i][j] * scale - lse) : 0.0f;
-                        slopes[i][j] = seen && r >= lone ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
+                        slopes[i][j] = seen && !alone ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
                     }
                 }
                 int depth = min(rows - query, PLAIN_SIDE);
@@ -59,27 +64,29 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
     }
 }
 
-template <typename T>
+template <bool PACKED, typename T>
 static __device__ __forceinline__ void attention_backward_queries_plain(
-    const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dq,
+    const T *q, const T *k, const T *v, Examples examples, const T *dout, const float *stats, const float *delta, T *dq,
     int rows, int keys, int heads, int key_heads, int hs, bool first, bool diagonal) {
     DYNAMIC_SHARED(float, own_queries);
     float *own_dout = own_queries + PLAIN_SIZE, *some_keys = own_dout + PLAIN_SIZE;
     float *some_values = some_keys + PLAIN_SIZE, *shared_left = some_values + PLAIN_SIZE;
     const Head at = head_of_block(rows, keys, heads, key_heads, hs);
     q += at.queries, dout += at.queries, dq += at.queries, stats += at.state, delta += at.state, k += at.keys, v += at.keys;
+    if (PACKED) examples.positions += blockIdx.x / heads * rows;
     const int start = (gridDim.y - 1 - blockIdx.y) * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
+    const int from = first_seen<PACKED, PLAIN_SIDE>(examples, start);
     const int panels = (hs + PLAIN_SIDE - 1) / PLAIN_SIDE, reach = keys_seen(start + PLAIN_SIDE, keys, diagonal);
     const int lone = lone_queries(first, diagonal);
     const float scale = 1.0f / sqrtf(float(hs));
     for (int panel = 0; panel < panels; panel++) {
         float dqueries[8][4] = {};
-        for (int key = 0; key < reach; key += PLAIN_SIDE) {
+        for (int key = from; key < reach; key += PLAIN_SIDE) {
             float weights[8][4] = {}, slopes[8][4] = {};
             for (int i = 1; i <= panels; i++) {
                 int column = (panel + i) % panels * PLAIN_SIDE, depth = min(hs - column, PLAIN_SIDE);
                 __syncthreads();
-                if (panels > 1 || key == 0) {
+                if (panels > 1 || key == from) {
                     fetch(own_queries, q, start, rows, column, hs, at.pitch);
                     fetch(own_dout, dout, start, rows, column, hs, at.pitch);
                 }
@@ -91,12 +98,15 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                int r = start + y + i * 8, seen = r < lone ? 0 : keys_seen(r + 1, keys, diagonal);
+                int r = start + y + i * 8, seen = keys_seen(r + 1, keys, diagonal), hidden = 0;
+                if (r < rows && is_lone<PACKED>(examples, r, lone)) seen = 0;
+                if (PACKED) hidden = r < rows ? examples.first_key(r) : 0;
                 float lse = r < rows ? stats[r] : 0.0f, mean = r < rows ? delta[r] : 0.0f;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float weight = __expf(weights[i][j] * scale - lse);
-                    slopes[i][j] = key + x + j * 16 < seen ? weight * (slopes[i][j] - mean) : 0.0f;
+                    int c = key + x + j * 16;
+                    slopes[i][j] = c < seen && (!PACKED || c >= hidden) ? weight * (slopes[i][j] - mean) : 0.0f;
                 }
             }
             share(shared_left, slopes);
@@ -109,23 +119,59 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_f32(
     const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dk,
     float *dv, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_backward_keys_plain<false>(q, k, v, {}, dout, stats, delta, dk, dv,
+                                         rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal);
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk,
+    bf16 *dv, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
+    attention_backward_keys_plain<false>(q, k, v, {}, dout, stats, delta, dk, dv,
+                                         rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_f32(
     const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dq,
     int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_plain(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_backward_queries_plain<false>(q, k, v, {}, dout, stats, delta, dq,
+                                            rows, keys, heads, key_heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_bf16(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
     int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_plain(q, k, v, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal);
+    attention_backward_queries_plain<false>(q, k, v, {}, dout, stats, delta, dq,
+                                            rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_plain_f32(
+    const float *q, const float *k, const float *v, const int *positions, const float *dout, const float *stats,
+    const float *delta, float *dk, float *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
+    int diagonal) {
+    attention_backward_keys_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
+                                        rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_plain_bf16(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
+    const float *delta, bf16 *dk, bf16 *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
+    int diagonal) {
+    attention_backward_keys_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
+                                        rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_plain_f32(
+    const float *q, const float *k, const float *v, const int *positions, const float *dout, const float *stats,
+    const float *delta, float *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
+    int diagonal) {
+    attention_backward_queries_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dq,
+                                           rows, keys, heads, key_heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_plain_bf16(
+    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
+    const float *delta, bf16 *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
+    int diagonal) {
+    attention_backward_queries_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dq,
+                                           rows, keys, heads, key_heads, hs, first, diagonal);
 }

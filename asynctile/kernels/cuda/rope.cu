@@ -89,10 +89,11 @@ static __device__ __forceinline__ void turn_sequences(T *x, int rows, int heads,
 }
 
 template <typename T>
-static __device__ __forceinline__ void turn_placed(const int *positions, T *x, int rows, int heads, int half, Rotation by) {
+static __device__ __forceinline__ void turn_placed(const int *positions, T *x, int rows, int heads, int half, int inverse,
+                                                   Rotation by) {
     auto position_of = [=](int row) { return positions[row]; };
-    if (half % 4) turn_rows<1>(x, rows, heads, half, false, by, position_of);
-    else turn_rows<4>(x, rows, heads, half, false, by, position_of);
+    if (half % 4) turn_rows<1>(x, rows, heads, half, inverse, by, position_of);
+    else turn_rows<4>(x, rows, heads, half, inverse, by, position_of);
 }
 
 extern "C" __global__ void rope_f32(float *x, int rows, int heads, int half, int length, int start, int inverse, double theta,
@@ -105,12 +106,12 @@ extern "C" __global__ void rope_bf16(bf16 *x, int rows, int heads, int half, int
     turn_sequences(x, rows, heads, half, length, start, inverse, {theta, factor, low, high, original});
 }
 
-extern "C" __global__ void rope_rows_f32(const int *positions, float *x, int rows, int heads, int half, double theta,
-                                         double factor, double low, double high, double original) {
-    turn_placed(positions, x, rows, heads, half, {theta, factor, low, high, original});
+extern "C" __global__ void rope_rows_f32(const int *positions, float *x, int rows, int heads, int half, int inverse,
+                                         double theta, double factor, double low, double high, double original) {
+    turn_placed(positions, x, rows, heads, half, inverse, {theta, factor, low, high, original});
 }
 
-extern "C" __global__ void rope_rows_bf16(const int *positions, bf16 *x, int rows, int heads, int half, double theta,
-                                          double factor, double low, double high, double original) {
-    turn_placed(positions, x, rows, heads, half, {theta, factor, low, high, original});
+extern "C" __global__ void rope_rows_bf16(const int *positions, bf16 *x, int rows, int heads, int half, int inverse,
+                                          double theta, double factor, double low, double high, double original) {
+    turn_placed(positions, x, rows, heads, half, inverse, {theta, factor, low, high, original});
 }

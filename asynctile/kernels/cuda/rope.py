@@ -17,9 +17,9 @@ def rope(on: Context, x: Array, seqs: int, start: int, heads: int, inverse: bool
     _launch(on, "rope", (x,), heads, (x.shape[0] // seqs, start, inverse), rotation)
 
 
-def rope_rows(on: Context, positions: Array, x: Array, heads: int, *rotation: float) -> None:
-    """Turn each row by its position in `positions`; leave rows of negative positions."""
-    _launch(on, "rope_rows", (positions, x), heads, (), rotation)
+def rope_rows(on: Context, positions: Array, x: Array, heads: int, inverse: bool, *rotation: float) -> None:
+    """Turn each row by its position in `positions`; with `inverse`, back. Leave rows of negative positions."""
+    _launch(on, "rope_rows", (positions, x), heads, (inverse,), rotation)
 
 
 def _launch(

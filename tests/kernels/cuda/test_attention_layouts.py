@@ -15,6 +15,7 @@ from tests.cuda.build import build, library, missing
 from tests.cuda.context import SoftContext
 from tests.cuda.machine import SoftMachine
 from tests.kernels.test_attention import backward, forward
+from tests.kernels.test_attention_packed import packed_backward, packed_forward, positions_of
 from tests.kernels.values import DTYPES, poison, random
 
 SOURCE = """
@@ -136,11 +137,13 @@ def test_the_pairs_of_a_register_are_in_order():
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_threads_may_run_in_any_order(dtype, hs):
     q, k, v, dout = (random(seed, 80, hs, dtype=dtype) for seed in range(4))
-    results, machine = set(), SoftMachine(library())
+    results, machine, positions = set(), SoftMachine(library()), positions_of([[3, 68, 9]])
     for order in ("forward", "reversed", 1):
         library().order(order)
         outs = forward(machine, q, k, v, [70, 10], 1, 1)
         gradients = backward(machine, q, k, v, dout, outs, [70, 10], 1, 1)
-        results.add(b"".join(x.tobytes() for x in (*gradients, *(x for pair in outs for x in pair))))
+        some = packed_forward(machine, q, k, v, positions, [70, 10], 1, 1)
+        others = packed_backward(machine, q, k, v, positions, dout, some, [70, 10], 1, 1)
+        results.add(b"".join(x.tobytes() for x in (*gradients, *others, *(x for pair in (*outs, *some) for x in pair))))
     library().order("forward")
     assert len(results) == 1
