@@ -93,11 +93,10 @@ class Activations:
         stored: frozenset[str] = frozenset(),
     ) -> None:
         self.parts = parts_of(config)
-        batch = rows.batch, rows.length, rows.micro_batches, rows.replicas
         passes = len(rows.passes) // rows.replicas
         self._inputs, self._again, self._kept = _of_one_block(
-            kind, replace(config, n_layer=1), tiling.tile, tiling.grain, batch, passes, precision, tuning.of_one_block(config),
-            stored,
+            kind, replace(config, n_layer=1), tiling.tile, tiling.grain, rows.shape, passes, precision,
+            tuning.of_one_block(config), stored,
         )
 
     def counts(self, kept: int) -> Counter[int]:
@@ -143,7 +142,7 @@ def sizes_of(tiles: Iterable[Tile]) -> Counter[int]:
 
 @lru_cache(maxsize=64)
 def _of_one_block(
-    kind: str, config: Config, tile: int, grain: Grain, batch: tuple[int, int, int, int], passes: int, precision: str,
+    kind: str, config: Config, tile: int, grain: Grain, batch: tuple[int, int, int, int, bool], passes: int, precision: str,
     tuning: Tuning, stored: frozenset[str],
 ) -> tuple[Counter[int], list[Stretch], list[Stretch]]:
     """Return the sizes of the inputs of a one-block program, and its stretches without and with kept activations.

@@ -1,6 +1,7 @@
 """Token arrays in the form that a program takes: checked, cut into row tiles, with the scale of the loss.
 
-Callers give int arrays (B, T). Programs take one int32 tile for each row tile. data.py makes batches.
+Callers give int arrays (B, T), and positions beside them where a sequence holds several examples. Programs take one int32 tile
+for each row tile. data.py makes batches.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from asynctile.layers.config import Config
 from asynctile.layers.rows import Rows
 from asynctile.ops.cross_entropy import IGNORED
 
-#: (tokens, targets) as callers give them: int arrays (B, T), or anything that NumPy converts to one.
-Batch: TypeAlias = tuple[ArrayLike, ArrayLike]
+#: (tokens, targets) as callers give them, or (tokens, targets, positions): int arrays (B, T), or anything that NumPy converts
+#: to one.
+Batch: TypeAlias = tuple[ArrayLike, ArrayLike] | tuple[ArrayLike, ArrayLike, ArrayLike]
 #: The batches of a run, plain or async; an item may be an awaitable of a batch.
 Batches: TypeAlias = Iterable[Batch | Awaitable[Batch]] | AsyncIterable[Batch | Awaitable[Batch]]
 
@@ -70,14 +72,35 @@ def check_tokens(name: str, tokens: ArrayLike, config: Config, *, ignored: bool 
     return array.astype(np.int32)
 
 
+def check_positions(positions: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Return `positions` as an int32 array; TypeError or ValueError in one sentence if they are none of `shape` (B, T).
+
+    An example begins at position 0, and each other position is one more than the one before.
+    """
+    array = as_ids("positions", positions, "(B, T)")
+    if array.shape != shape:
+        raise ValueError(f"positions have shape {array.shape}, expected the shape of tokens, {shape}")
+    expected = np.zeros(shape, np.int64)
+    expected[:, 1:] = array[:, :-1].astype(np.int64) + 1
+    wrong = np.argwhere((array != 0) & (array != expected))
+    if len(wrong):
+        row, place = wrong[0].tolist()
+        found = f"{array[row, place - 1]}, {array[row, place]}" if place else array[row, place]
+        raise ValueError(f"positions contain {found} at place {place} of sequence {row}, expected 0 where an example begins "
+                         "and one more at each further token; a sequence begins with an example")
+    return array.astype(np.int32)
+
+
 def token_inputs(rows: Rows, tokens: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
     """Return the inputs of a program that takes only tokens, one int32 array for each row tile."""
     flat = tokens.reshape(-1)
     return {f"tokens[{row.index}]": flat[rows.part(row)] for row in rows}
 
 
-def loss_inputs(rows: Rows, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> tuple[dict[str, Any], int]:
-    """Return the inputs of a program with a loss, and how many targets count.
+def loss_inputs(
+    rows: Rows, tokens: NDArray[np.int32], targets: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+) -> tuple[dict[str, Any], int]:
+    """Return the inputs of a program with a loss, and how many targets count. positions: of packed rows.
 
     ValueError if no target counts, or if the shapes differ.
     """
@@ -86,8 +109,10 @@ def loss_inputs(rows: Rows, tokens: NDArray[np.int32], targets: NDArray[np.int32
     count = int(np.count_nonzero(targets != IGNORED))
     if count == 0:
         raise ValueError(f"every target is {IGNORED}: there is nothing to learn from; give at least one target")
-    flat = targets.reshape(-1)
     inputs = token_inputs(rows, tokens)
-    inputs |= {f"targets[{row.index}]": flat[rows.part(row)] for row in rows}
+    for name, given in (("targets", targets), ("positions", positions)):
+        if given is not None:
+            flat = given.reshape(-1)
+            inputs |= {f"{name}[{row.index}]": flat[rows.part(row)] for row in rows}
     inputs["scale"] = np.array([1.0 / count], np.float32)
     return inputs, count

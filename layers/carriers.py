@@ -79,7 +79,8 @@ def _homes(recording: Recording, parts: Iterable[RowTiles], carriers: Iterable[i
     """Yield the inputs of the rows of each part, with its device."""
     for rows, device in zip(parts, carriers, strict=True):
         for row in rows:
-            yield from ((given[row.index], device) for given in (recording.tokens, recording.targets) if given)
+            given = recording.tokens, recording.targets, recording.positions
+            yield from ((tiles[row.index], device) for tiles in given if tiles)
 
 
 class _Finder:

@@ -53,7 +53,6 @@ class Decoding(Recording):
         self.cached = [
             Cached(
                 pages=caches[device].tiles.pages(pages[device]),
-                positions=given(f"positions[{part}]", (rows,), np.int32),
                 owners=given(f"pages[{part}]", (2 * pages[device],), np.int32),
                 sequences=given(f"rows[{part}]", (2 * rows,), np.int32),
             )
@@ -121,5 +120,5 @@ def _inputs_of(spans: Iterable[Span], positions: int, rows: int, pages: int) -> 
 
 
 def _rows(devices: int, count: int) -> Rows:
-    """Return `count` sequences of one token for each device, in one row tile each."""
-    return Rows(devices * count, 1, 1, count)
+    """Return `count` sequences of one token for each device, in one row tile each, with positions of their own."""
+    return Rows(devices * count, 1, 1, count, packed=True)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.batch import Batches
-from asynctile.layers.feed import Feed, pair
+from asynctile.layers.feed import Feed, arrays_of
 from asynctile.layers.model import Model, model_state_of
 from asynctile.layers.report import as_json
 from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer
@@ -59,8 +59,8 @@ async def evaluate(
 ) -> Evaluation:
     """Return the loss of `model` over batches of (tokens, targets), int arrays (B, T). The model does not change.
 
-    Targets of -100 are ignored. Every other target counts the same, however many its batch has. A plain iterable is advanced in
-    its own thread.
+    A batch may also be (tokens, targets, positions), as for `Model.loss`. Targets of -100 are ignored. Every other target
+    counts the same, however many its batch has. A plain iterable is advanced in its own thread.
 
     bytes_per_token: of the text behind the targets (`mean_bytes`). progress: called with the number of finished batches; an
     exception that it raises ends the evaluation. ValueError if there is no batch, and all errors of `Model.loss`.
@@ -73,11 +73,11 @@ async def evaluate(
     try:
         while True:
             try:
-                inputs, targets = pair(await feed.take())
+                batch = arrays_of(await feed.take())
             except StopAsyncIteration:
                 break
-            loss = await model.loss(inputs, targets)
-            count = int(np.count_nonzero(np.asarray(targets) != IGNORED))
+            loss = await model.loss(*batch)
+            count = int(np.count_nonzero(np.asarray(batch[1]) != IGNORED))
             total += loss * count
             tokens, done = tokens + count, done + 1
             if progress is not None:

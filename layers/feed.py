@@ -19,8 +19,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from numpy.typing import ArrayLike
-
 from asynctile.layers.batch import Batch, Batches
 from asynctile.layers.guesses import by_async_for
 from asynctile.layers.notebook import StepBar
@@ -29,8 +27,8 @@ from asynctile.lifetime import Lifetime
 from asynctile.streams.event import resolve
 from asynctile.threads import start
 
-#: A step on (tokens, targets). It calls its first argument as soon as the step counts.
-Step = Callable[[Callable[[], None], ArrayLike, ArrayLike], Awaitable[StepReport]]
+#: A step on a batch's arrays. It calls its first argument as soon as the step counts.
+Step = Callable[..., Awaitable[StepReport]]
 #: Called with the number of steps made and the number asked for, if the batches end early.
 Ended = Callable[[int, int], object]
 _END = object()
@@ -164,7 +162,7 @@ class Steps:
 
     async def _next(self) -> Batch:
         try:
-            return pair(await self._feed.take())
+            return arrays_of(await self._feed.take())
         except StopAsyncIteration:
             if self._feed.has_ended and self._left and self._asked is not None:
                 self._ended(self._asked - self._left, self._asked)
@@ -183,14 +181,15 @@ class Steps:
             self._left -= 1
 
 
-def pair(item: Any) -> Batch:
-    """Return (tokens, targets) from an item of the caller's batches. TypeError if it is not a pair."""
-    if not isinstance(item, Mapping):  # the two keys of a mapping would pass for arrays
+def arrays_of(item: Any) -> Batch:
+    """Return (tokens, targets) or (tokens, targets, positions) from an item of the caller's batches; TypeError for another."""
+    if not isinstance(item, Mapping):  # the keys of a mapping would pass for arrays
         with suppress(TypeError, ValueError):
-            tokens, targets = item
-            return tokens, targets
+            tokens, targets, *positions = item
+            if len(positions) < 2:
+                return tokens, targets, *positions
     what = f"{len(item)} parts" if isinstance(item, tuple | list) else f"type {type(item).__name__}"
-    raise TypeError(f"a batch has {what}, expected the two arrays (tokens, targets), both of shape (B, T)")
+    raise TypeError(f"a batch has {what}, expected the two arrays (tokens, targets), or three with positions, of shape (B, T)")
 
 
 async def _over(taken: Future[Any] | asyncio.Future[Any]) -> None:

@@ -1,7 +1,7 @@
 """Causal self-attention of one group of heads: from the tiles of q, k and v to those of the output, and back.
 
 A family projects q, k and v of a group, calls this, and projects the output. Keys and values may have fewer heads than queries.
-asynctile/ops/attention.py defines what a pair of tiles computes.
+asynctile/ops/attention.py defines what a pair of tiles computes, attention_packed.py the same for rows of several examples.
 
 Legend: R rows of a row tile, g heads in a group, c heads of its keys, hs columns of a head.
 """
@@ -9,7 +9,7 @@ Legend: R rows of a row tile, g heads in a group, c heads of its keys, hs column
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asynctile import ops
 from asynctile.layers.recording import Cached, Grid, Recording
@@ -56,9 +56,13 @@ def _forward_tiles(recording: Recording, rows: Sequence[Row], group: int, qkv: Q
         i = row.index
         to, numbers = out.new(row, group), stats.new(row, group)
         for j in row.keys:
-            recording.program.add(ops.attention(
-                qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), to, numbers,
-                seqs=row.seqs, heads=heads, first=j == row.keys[0], diagonal=j == i))  # fmt: skip
+            q, k, v, where = qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), _where(row, j, heads)
+            if recording.rows.packed:
+                apart = row.start - recording.rows[j].start
+                operation = ops.attention_packed(q, k, v, recording.positions[i], to, numbers, **where, apart=apart)
+            else:
+                operation = ops.attention(q, k, v, to, numbers, **where)
+            recording.program.add(operation)
 
 
 def _forward_pages(
@@ -97,13 +101,13 @@ def backward(
     """Compute dqkv of a group from dout (R, g hs), the gradient of its output.
 
     For each key tile, visit all query tiles that meet it: dk and dv stay, dq streams by. Tiles of whole sequences meet only
-    themselves.
+    themselves. They take one operation, except for packed sequences, which no library computes.
     """
-    heads = recording.heads(group)
+    heads, packed = recording.heads(group), recording.rows.packed
     delta = recording.per_head(f"h.{layer}.attn.delta", 1)
-    cut = [row for row in rows if not row.whole]
+    cut = [row for row in rows if packed or not row.whole]
     for row in rows:
-        if row.whole:
+        if row.whole and not packed:
             i = row.index
             recording.program.add(ops.attention_backward_whole(
                 qkv.q.at(i), qkv.k.at(i), qkv.v.at(i), out[i, group], dout[i, group], stats[i, group],
@@ -118,7 +122,16 @@ def backward(
         dk, dv = dqkv.k.new(row), dqkv.v.new(row)
         for i in row.queries:
             query = recording.rows[i]
-            recording.program.add(ops.attention_backward(
-                qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), dout[i, group], stats[i, group], delta[i, group],
-                dqkv.q.new(query), dk, dv,
-                seqs=row.seqs, heads=heads, first=j == query.keys[0], diagonal=j == i))  # fmt: skip
+            q, k, v, where = qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), _where(query, j, heads)
+            others = dout[i, group], stats[i, group], delta[i, group], dqkv.q.new(query), dk, dv
+            if packed:
+                apart = query.start - row.start
+                operation = ops.attention_packed_backward(q, k, v, recording.positions[i], *others, **where, apart=apart)
+            else:
+                operation = ops.attention_backward(q, k, v, *others, **where)
+            recording.program.add(operation)
+
+
+def _where(query: Row, key: int, heads: int) -> dict[str, Any]:
+    """Return how the queries of a row tile meet the keys of the row tile of this index."""
+    return {"seqs": query.seqs, "heads": heads, "first": key == query.keys[0], "diagonal": key == query.index}

@@ -40,7 +40,7 @@ class Keeping:
         arenas = [tier.arena for tier in self._runtime.tiers.from_the_top()[: RAM + 1]]  # other devices are like the first
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
         tuning = self._model.parameters.tuning
-        key = tuning, kind, update, rows.batch, rows.length, rows.micro_batches, rows.replicas, rooms
+        key = tuning, kind, update, rows.shape, rooms
         if key not in self._chosen:
             self._choose(key, await self._arranged(kind, rows, update, rooms))
         chosen = self._chosen[key]

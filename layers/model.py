@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from asynctile.layers.adapter_files import ADAPTER_CONFIG, AdapterFiles, write_adapter
 from asynctile.layers.architectures import architecture_of
-from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
+from asynctile.layers.batch import check_positions, check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config, check_count, check_seed
 from asynctile.layers.exchange import Pretrained, check_place, replaced
@@ -276,12 +276,13 @@ class Model:
         await state.runtime.call(job())
         return flat.reshape(*ids.shape, self.config.vocab_size)
 
-    async def loss(self, tokens: ArrayLike, targets: ArrayLike) -> float:
-        """Return the mean cross-entropy in nats over the targets (B, T) that are not -100."""
+    async def loss(self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None = None) -> float:
+        """Return the mean cross-entropy in nats over the targets (B, T) that are not -100. positions: as for `Trainer.step`."""
         ids, state = check_tokens("tokens", tokens, self.config), self._state
         wanted = check_tokens("targets", targets, self.config, ignored=True)
-        rows = state.tiling.rows(*ids.shape)
-        inputs, count = loss_inputs(rows, ids, wanted)
+        places = None if positions is None else check_positions(positions, ids.shape)
+        rows = state.tiling.rows(len(ids), ids.shape[1], packed=places is not None)
+        inputs, count = loss_inputs(rows, ids, wanted, places)
         del inputs["scale"]  # only a gradient is scaled
 
         async def job() -> float:

@@ -356,5 +356,4 @@ def _key(
     If the first device carries all, the program is the one without carriers.
     """
     others = carriers if any(carriers) else ()
-    batch = rows.batch, rows.length, rows.micro_batches, rows.replicas, len(rows.passes)
-    return parameters.tuning, kind, batch, kept, on_host, others
+    return parameters.tuning, kind, rows.shape, len(rows.passes), kept, on_host, others

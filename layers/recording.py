@@ -87,13 +87,11 @@ class Weight:
 class Cached:
     """The cache that the rows of one row tile of a generation program attend to: their sequences began in earlier programs.
 
-    pages: by layer and group of heads, one tile for each page; it holds the page's keys and, below them, its values.
-    positions: int32 (R,), the position of each of the R rows in its sequence. owners, sequences: int32, the sequence of
-    each page and of each row, as in asynctile/ops/attention_page.py.
+    pages: by layer and group of heads, one tile for each page; it holds the page's keys and, below them, its values. owners,
+    sequences: int32, the sequence of each page and of each row, as in asynctile/ops/attention_page.py.
     """
 
     pages: Mapping[tuple[int, int], Sequence[Tile]]
-    positions: Tile
     owners: Tile
     sequences: Tile
 
@@ -101,7 +99,8 @@ class Cached:
 class Recording:
     """One program that is being recorded.
 
-    tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / the number of targets that
+    tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. positions: int32 (R,) by row tile, the position
+    of each row in its text or example; empty if each sequence is one example. scale: (1,), 1 / the number of targets that
     count. scale and gradients exist only if there is a backward pass. cached: by row tile; None if rows are whole sequences.
     product: the operation that multiplies matrices. wanted: the rows whose logits are fetched, the first of each row tile.
     adapters: the adapters of layers that are recorded in part, by direction, layer and first row tile (adapter.py).
@@ -122,6 +121,7 @@ class Recording:
         self.rows = self.wanted = rows
         self.adapters: dict[Hashable, Any] = {}
         self.tokens = self._by_row("tokens")
+        self.positions = self._by_row("positions") if rows.packed else []
         self.targets: list[Tile] = [] if kind in ("logits", "decode") else self._by_row("targets")
         self.backward = kind not in ("loss", "logits", "decode")
         if self.backward:

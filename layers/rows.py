@@ -88,16 +88,20 @@ class Rows:
     """All row tiles of a batch, by replica, micro-batch, sequence and start. Every replica has equally many.
 
     passes: groups of row tiles, each of one replica. One group goes through a block before the next one does. At first, each
-    micro-batch is one pass; `in_passes` gives others. ValueError for a batch that is not divisible by replicas x micro_batches,
-    or is too large.
+    micro-batch is one pass; `in_passes` gives others. packed: whether a sequence may hold several examples, which are kept
+    apart by positions that are an input. ValueError for a batch that is not divisible by replicas x micro_batches, or is too
+    large.
     """
 
-    def __init__(self, batch: int, length: int, micro_batches: int, tile: int, replicas: int = 1) -> None:
+    def __init__(
+        self, batch: int, length: int, micro_batches: int, tile: int, replicas: int = 1, *, packed: bool = False
+    ) -> None:
         _check_batch(batch, length, micro_batches, replicas)
         self.batch = batch
         self.length = length
         self.micro_batches = micro_batches
         self.replicas = replicas
+        self.packed = packed
         self.tiles: list[Row] = []
         self.passes: list[list[Row]] = []
         parts = replicas * micro_batches
@@ -111,6 +115,11 @@ class Rows:
             else:
                 self._group(micro_batch, first, share, tile // length)
             self.passes.append(self.tiles[begin:])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, bool]:
+        """The arguments of `Tiling.rows` that give these row tiles."""
+        return self.batch, self.length, self.micro_batches, self.replicas, self.packed
 
     def __len__(self) -> int:
         return len(self.tiles)
@@ -135,7 +144,7 @@ class Rows:
         replicas = 1 << (-(-self.replicas // devices) - 1).bit_length()
         if replicas == self.replicas:
             return self
-        return Rows(self.batch * replicas // self.replicas, self.length, self.micro_batches, tile, replicas)
+        return Rows(self.batch * replicas // self.replicas, self.length, self.micro_batches, tile, replicas, packed=self.packed)
 
     def ends_replica(self, row: Row) -> bool:
         """Return whether `row` is the last row tile of its replica."""

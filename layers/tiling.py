@@ -47,24 +47,24 @@ class Tiling:
         self._splits = {name: axis.split(self.tile, grain.pitch) for name, axis in config.axes.items()}
         self.model = self[MODEL]
         #: the last request and its result, because a training asks for the same rows at every step
-        self._rows: tuple[tuple[int, int, int, int], Rows] | None = None
+        self._rows: tuple[tuple[int, int, int, int, bool], Rows] | None = None
 
     def __getitem__(self, axis: str) -> Split:
         """Return the cut of the axis that has this name in the configuration."""
         return self._splits[axis]
 
-    def rows(self, batch: int, length: int, micro_batches: int = 1, replicas: int = 1) -> Rows:
-        """Return the row tiles of a batch of `batch` sequences of `length` tokens.
+    def rows(self, batch: int, length: int, micro_batches: int = 1, replicas: int = 1, packed: bool = False) -> Rows:
+        """Return the row tiles of a batch of `batch` sequences of `length` tokens; packed: as for `Rows`.
 
         ValueError if they do not fit the model, or if they would make more than MOST_OPERATIONS, before any is made.
         """
         if not 1 <= length <= self.config.block_size:
             raise ValueError(f"sequences of {length} tokens do not fit this model: expected 1 to block_size "
                              f"{self.config.block_size}; shorten the sequences or choose a larger block_size")
-        asked, last = (batch, length, micro_batches, replicas), self._rows
+        asked, last = (batch, length, micro_batches, replicas, packed), self._rows
         if last is None or last[0] != asked:
-            self._check_operations(*asked)
-            last = self._rows = asked, Rows(batch, length, micro_batches, self.row_tokens, replicas)
+            self._check_operations(batch, length, micro_batches, replicas)
+            last = self._rows = asked, Rows(batch, length, micro_batches, self.row_tokens, replicas, packed=packed)
         return last[1]
 
     def _check_operations(self, batch: int, length: int, micro_batches: int, replicas: int) -> None:

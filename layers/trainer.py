@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledError, TornModelError
 from asynctile.execute.job import Job
 from asynctile.layers.activations import AUTO
-from asynctile.layers.batch import Batches, check_tokens, loss_inputs
+from asynctile.layers.batch import Batches, check_positions, check_tokens, loss_inputs
 from asynctile.layers.carriers import table
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.config import check_count
@@ -168,25 +168,32 @@ class Trainer:
         """The patterns of the model's frozen tensors, as given to this trainer or another one."""
         return self._state.tuning.freeze
 
-    async def step(self, tokens: ArrayLike, targets: ArrayLike) -> StepReport:
+    async def step(self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None = None) -> StepReport:
         """Update the model once, from int arrays (B, T); targets of -100 are ignored.
+
+        positions: int array (B, T) for sequences of several examples: 0 where an example begins, then 1, 2, ... up to the next.
+        A token has this position in the model, and attention stays within its example. None: each sequence is one example.
 
         ValueError or TypeError for wrong arrays; BudgetError, before any work, if the caps are too small; DeviceError if an
         operation failed and the model is as it was; TornModelError if the model is torn. A step that is cancelled may have
         counted all the same: step_count and last_report tell.
         """
-        return await self._step_for(lambda: None, tokens, targets)
+        return await self._step_for(lambda: None, tokens, targets, positions)
 
-    async def _step_for(self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike) -> StepReport:
+    async def _step_for(
+        self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None = None
+    ) -> StepReport:
         """Do `step`. counted: called on the device's loop once the step has counted, also if its caller was cancelled."""
-        return await self._runtime.call(self._step(counted, tokens, targets))
+        return await self._runtime.call(self._step(counted, tokens, targets, positions))
 
-    async def _step(self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike) -> StepReport:
+    async def _step(
+        self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None
+    ) -> StepReport:
         kind = self._kind
         async with self._state.changing.held():
             self._state.check_whole("step")
             await self._state.tuned()
-            rows, inputs, count = await self._cut(tokens, targets)
+            rows, inputs, count = await self._cut(tokens, targets, positions)
 
             async def run(rows: Rows, kept: int) -> StepReport:
                 program = await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
@@ -202,6 +209,8 @@ class Trainer:
     def run(self, batches: Batches, *, steps: int | None = None) -> Steps:
         """Step over batches: an iterable or async iterable of (tokens, targets). `async for report in trainer.run(batches)`.
 
+        A batch of sequences of several examples is (tokens, targets, positions), as for `step`.
+
         steps: the most steps to make; None: as many as there are batches. A plain iterable is advanced in a thread of its own,
         one batch when a step wants it and never ahead. After a cancellation, iterate over the same run again: a batch that was
         taken, and whose step has not counted, comes next. If the batches end before `steps`, the run ends there, with a warning
@@ -212,13 +221,15 @@ class Trainer:
         return Steps(self._runtime.life, self._step_for, batches, steps,
                      partial(tell_data_ended, self._runtime, self.model.name))
 
-    async def gradients(self, tokens: ArrayLike, targets: ArrayLike) -> dict[str, NDArray[np.float32]]:
-        """Return the gradient of every trained tensor by name, float32; nothing is updated."""
+    async def gradients(
+        self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the gradient of every trained tensor by name, float32; nothing is updated. positions: as for `step`."""
 
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self._state.changing.held():
                 await self._state.tuned()
-                rows, inputs, _ = await self._cut(tokens, targets)
+                rows, inputs, _ = await self._cut(tokens, targets, positions)
                 outputs = {item.name: np.empty(item.shape, np.float32) for item in self._state.parameters.trained()}
 
                 async def run(rows: Rows, kept: int) -> None:
@@ -316,27 +327,34 @@ class Trainer:
         trainer.data_state = training.data_state
         return trainer
 
-    async def _cut(self, tokens: ArrayLike, targets: ArrayLike) -> tuple[Rows, dict[str, Any], int]:
+    async def _cut(
+        self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None
+    ) -> tuple[Rows, dict[str, Any], int]:
         """Return `_inputs`, computed in a thread if that takes longer than a thread takes to begin."""
-        if isinstance(tokens, np.ndarray) and isinstance(targets, np.ndarray) and tokens.size + targets.size <= AT_ONCE:
-            return self._inputs(tokens, targets)
-        return await self._runtime.compute(self._inputs, tokens, targets)
+        sizes = [given.size if isinstance(given, np.ndarray) else AT_ONCE + 1
+                 for given in (tokens, targets, positions) if given is not None]  # fmt: skip
+        if sum(sizes) <= AT_ONCE:
+            return self._inputs(tokens, targets, positions)
+        return await self._runtime.compute(self._inputs, tokens, targets, positions)
 
-    def _inputs(self, tokens: ArrayLike, targets: ArrayLike) -> tuple[Rows, dict[str, Any], int]:
+    def _inputs(
+        self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None
+    ) -> tuple[Rows, dict[str, Any], int]:
         """Return how a batch is cut, its inputs, and how many targets count."""
         config = self._state.config
         ids = check_tokens("tokens", tokens, config)
         wanted = check_tokens("targets", targets, config, ignored=True)
-        rows = self._rows(*ids.shape)
-        return rows, *loss_inputs(rows, ids, wanted)
+        places = None if positions is None else check_positions(positions, ids.shape)
+        rows = self._rows(*ids.shape, packed=places is not None)
+        return rows, *loss_inputs(rows, ids, wanted, places)
 
     @property
     def _kind(self) -> str:
         """The kind of the programs of steps (step.py)."""
         return "step" if self.clip_norm is None else "step_clipped"
 
-    def _rows(self, batch: int, length: int) -> Rows:
-        return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas)
+    def _rows(self, batch: int, length: int, *, packed: bool = False) -> Rows:
+        return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas, packed)
 
     async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
         return await self._state.recorded(kind, rows, kept, on_host, self._carriers)

@@ -127,9 +127,10 @@ class Model:
         self.interpreter.run(program, batch_inputs(rows, tokens, tokens), {"logits": flat})
         return flat.reshape(*tokens.shape, -1)
 
-    def loss(self, tokens: Array, targets: Array) -> float:
-        rows = self._rows(tokens)
-        return _mean_loss(self._run(record("loss", self.parameters, rows), rows, tokens, targets), targets)
+    def loss(self, tokens: Array, targets: Array, positions: Array | None = None) -> float:
+        rows = self._rows(tokens, packed=positions is not None)
+        numbers = self._run(record("loss", self.parameters, rows), rows, tokens, targets, positions=positions)
+        return _mean_loss(numbers, targets)
 
     def gradients(
         self,
@@ -140,11 +141,12 @@ class Model:
         *,
         kept: int = 0,
         passes: int | None = None,
+        positions: Array | None = None,
     ) -> tuple[float, dict[str, Array]]:
-        rows = self._rows(tokens, micro_batches, replicas, passes)
+        rows = self._rows(tokens, micro_batches, replicas, passes, packed=positions is not None)
         gradients = {item.name: np.full(item.shape, np.nan, np.float32) for item in self.parameters.trained()}
         program = record("gradients", self.parameters, rows, kept=kept)
-        numbers = self._run(program, rows, tokens, targets, outputs=gradients)
+        numbers = self._run(program, rows, tokens, targets, outputs=gradients, positions=positions)
         return _mean_loss(numbers, targets), gradients
 
     def step(
@@ -168,9 +170,11 @@ class Model:
         squares = sum(value for label, value in numbers.items() if label.startswith("norm["))
         return _mean_loss(numbers, targets), squares**0.5
 
-    def _rows(self, tokens: Array, micro_batches: int = 1, replicas: int = 1, passes: int | None = None) -> Rows:
+    def _rows(
+        self, tokens: Array, micro_batches: int = 1, replicas: int = 1, passes: int | None = None, *, packed: bool = False
+    ) -> Rows:
         batch, length = tokens.shape
-        rows = self.parameters.tiling.rows(batch, length, micro_batches, replicas)
+        rows = self.parameters.tiling.rows(batch, length, micro_batches, replicas, packed)
         return rows if passes is None else rows.in_passes(passes)
 
     def _run(
@@ -182,8 +186,9 @@ class Model:
         *,
         hyper: Array | None = None,
         outputs: Mapping[str, Array] | None = None,
+        positions: Array | None = None,
     ) -> dict[str, float]:
-        return self.interpreter.run(program, batch_inputs(rows, tokens, targets, hyper), outputs)
+        return self.interpreter.run(program, batch_inputs(rows, tokens, targets, hyper, positions), outputs)
 
     def _gather(self, parameter: Parameter, family: str) -> Array:
         whole = np.empty(parameter.shape, np.float32)
@@ -192,12 +197,16 @@ class Model:
         return whole
 
 
-def batch_inputs(rows: Rows, tokens: Array, targets: Array, hyper: Array | None = None) -> dict[str, Array]:
-    """Return every input that any kind of program may have; tokens and targets have shape (B, T)."""
+def batch_inputs(
+    rows: Rows, tokens: Array, targets: Array, hyper: Array | None = None, positions: Array | None = None
+) -> dict[str, Array]:
+    """Return every input that any kind of program may have; tokens, targets and positions have shape (B, T)."""
     inputs: dict[str, Array] = {}
     for row in rows:
         inputs[f"tokens[{row.index}]"] = tokens.reshape(-1)[rows.part(row)]
         inputs[f"targets[{row.index}]"] = targets.reshape(-1)[rows.part(row)]
+        if positions is not None:
+            inputs[f"positions[{row.index}]"] = positions.reshape(-1)[rows.part(row)]
     inputs["scale"] = np.array([1 / max(1, _count(targets))], np.float32)
     if hyper is not None:
         inputs["hyper"] = hyper

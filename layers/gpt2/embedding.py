@@ -8,7 +8,7 @@ from asynctile.layers import token_embedding
 from asynctile.layers.parameters import Parameter
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
-from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, fill
+from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill
 
 WTE, WPE = "wte.weight", "wpe.weight"
 
@@ -16,7 +16,7 @@ WTE, WPE = "wte.weight", "wpe.weight"
 def forward(recording: Recording) -> Grid:
     """Compute x (R, C) = wpe[position] + wte[token] for all row tiles, visiting each weight tile once."""
     x = recording.residual("h.0.x")
-    embed = _positions if recording.cached is None else _cached_positions
+    embed = _given_positions if recording.positions else _positions
     embed(recording, x)
     token_embedding.forward(recording, recording.parameters.titled(WTE), x)
     return x
@@ -39,9 +39,13 @@ def _positions_backward(recording: Recording, wpe: Parameter, dx: Grid) -> None:
                 # Positions that no sequence reaches have gradient zero, and AdamW still decays them.
                 dweight, _ = gradients.open(wpe, p, k)
                 add(fill(dweight, 0.0))
-                for row in _standing_in(rows, begin, end):
-                    add(embed_positions_backward(
-                        dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
+                if recording.positions:
+                    for row in rows:
+                        add(embed_tokens_backward(recording.positions[row.index], dx[row.index, k], dweight, row=begin))
+                else:
+                    for row in _standing_in(rows, begin, end):
+                        add(embed_positions_backward(
+                            dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
                 gradients.settle(wpe, rows[-1], p, k)
 
 
@@ -56,17 +60,16 @@ def _positions(recording: Recording, x: Grid) -> None:
                     wpe.compute[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
 
 
-def _cached_positions(recording: Recording, x: Grid) -> None:
+def _given_positions(recording: Recording, x: Grid) -> None:
     """Compute x = wpe[position], where positions are an input, as tokens are; 0 for rows without a token."""
-    wpe, cached = recording.parameters.titled(WPE), recording.cached
-    assert cached is not None
+    wpe = recording.parameters.titled(WPE)
     for p, (begin, _) in enumerate(wpe.rows):
         for k in recording.columns:
             for row in recording.rows:
                 tile, begun = x.open(row, k)
                 if not begun:
                     recording.program.add(fill(tile, 0.0))
-                recording.program.add(embed_tokens(cached[row.index].positions, wpe.compute[p, k], tile, row=begin))
+                recording.program.add(embed_tokens(recording.positions[row.index], wpe.compute[p, k], tile, row=begin))
 
 
 def _standing_in(rows: Iterable[Row], begin: int, end: int) -> Iterator[Row]:

@@ -101,8 +101,9 @@ def _rotate(recording: Recording, rows: Sequence[Row], axis: str, column: Column
     assert isinstance(config, RotaryConfig), "a model without rotary positions has no rotation"
     for row in rows:
         x = column.at(row.index)
-        if recording.cached is not None:
-            operation = ops.rope_rows(recording.cached[row.index].positions, x, heads=heads, rotation=config.rotation)
+        if recording.positions:
+            positions = recording.positions[row.index]
+            operation = ops.rope_rows(positions, x, heads=heads, inverse=inverse, rotation=config.rotation)
         else:
             operation = ops.rope(
                 x, seqs=row.seqs, start=row.start, heads=heads, inverse=inverse, rotation=config.rotation)

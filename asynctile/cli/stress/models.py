@@ -68,13 +68,15 @@ class StressTrainer(Trainer):
 
     tally: Tally | None = None
 
-    async def _step_for(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
+    async def _step_for(
+        self, counted: Callable[[], None], tokens: Any, targets: Any, positions: Any = None
+    ) -> StepReport:
         def noted() -> None:
             if self.tally is not None and self.last_report is not None:
                 self.tally.step(self.last_report.played)
             counted()
 
-        return await super()._step_for(noted, tokens, targets)
+        return await super()._step_for(noted, tokens, targets, positions)
 
 
 async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device", tally: Tally | None = None) -> StressTrainer:
