@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,13 @@ from asynctile.layers.tokens import Tokens
 from asynctile.ops.cross_entropy import IGNORED
 from asynctile.storage.input import shown
 
-Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+_Pair: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+#: (tokens, targets), or (tokens, targets, positions) of rows of several examples.
+Batch: TypeAlias = _Pair | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class Resumable:
-    """An endless iterator of (tokens, targets), int64 (B, T) each. Batch n is a pure function of the data, `seed` and n.
+    """An endless iterator of batches, arrays of int64 (B, T). Batch n is a pure function of the data, `seed` and n.
 
     `state_dict` holds the position, and a loader of that state continues exactly there. ValueError if a number is out of range.
     """
@@ -134,12 +136,12 @@ class ValidationBatches:
         for n in range(self._taken):
             yield self._part(n, n + 1)[1][0]
 
-    def _part(self, first: int, end: int) -> Batch:
+    def _part(self, first: int, end: int) -> _Pair:
         starts = [n * self._there // self._taken * self._seq_len for n in range(first, end)]
         return _windows(self._tokens, starts, self._seq_len)
 
 
-def _windows(tokens: Tokens, starts: list[int], seq_len: int) -> Batch:
+def _windows(tokens: Tokens, starts: list[int], seq_len: int) -> _Pair:
     rows = np.empty((len(starts), seq_len + 1), np.int64)  # (B, T + 1)
     for row, start in zip(rows, starts, strict=True):
         row[:] = tokens[start : start + seq_len + 1]

@@ -1,8 +1,8 @@
 """The kind of data that a path names. This is the only module that decides how a path is read.
 
 Covers `open_source`, and what differs from one kind to another: `read_source` and `reopen` give its tokens, `whole` a part with
-all of them, `training_batches`, `validation_batches`, `ids_of` and `counted_of` what is done with a part. Text is text.py,
-ready-made tokens are raw_tokens.py, chats are chats.py, and the files of tokens are tokens.py and examples.py.
+all of them, `training_batches`, `units_of_pass`, `validation_batches`, `ids_of` and `counted_of` what is done with a part. Text
+is text.py, ready-made tokens are raw_tokens.py, chats are chats.py, and the files of tokens are tokens.py and examples.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from asynctile.layers.tokens import Progress, TokenFile, TokenView, open_tokens
 
 __all__ = [
     "TEXT_FIELD", "DataFile", "DataPart", "DataSource", "TrainingBatches", "Windows", "counted_of", "ids_of", "open_source",
-    "read_source", "reopen", "training_batches", "validation_batches", "whole",
+    "read_source", "reopen", "training_batches", "units_of_pass", "validation_batches", "whole",
 ]  # fmt: skip
 
 #: The data of a run, for training or for validation.
@@ -74,6 +74,13 @@ def training_batches(part: DataPart, batch_size: int, seq_len: int, seed: int) -
     if isinstance(part, Examples):
         return ExampleBatches(part, batch_size, seq_len, seed)
     return Batches(part, batch_size, seq_len, seed)
+
+
+def units_of_pass(part: DataPart, batch_size: int, seq_len: int) -> tuple[int, int]:
+    """Return how many units a pass over a part has, and how many a step takes: tokens of a text, or batches of examples."""
+    if isinstance(part, Examples):
+        return ExampleBatches(part, batch_size, seq_len, 0).of_pass, 1
+    return len(part), batch_size * seq_len
 
 
 def validation_batches(part: DataPart, batch_size: int, seq_len: int, limit: int | None) -> Windows:

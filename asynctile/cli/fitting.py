@@ -54,12 +54,12 @@ def _check_validation(options: Options) -> None:
                          f"{MOST_SAMPLE_TOKENS:,}")
 
 
-def steps_of(epochs: float, tokens: int, tokens_a_step: int) -> int:
-    """Return the steps that train on `tokens` this often; ValueError if there are too many to count."""
-    steps = epochs * tokens / tokens_a_step
+def steps_of(epochs: float, units: int, units_a_step: int) -> int:
+    """Return the steps that train on all units of the data this often; ValueError if there are too many to count."""
+    steps = epochs * units / units_a_step
     if steps > MOST_STEPS:
-        raise ValueError(f"--epochs {epochs:g} of {tokens:,} tokens are {steps:.3g} steps, expected at most {MOST_STEPS:.3g}; "
-                         "choose fewer epochs")
+        raise ValueError(f"--epochs {epochs:g} of this data are {steps:.3g} steps, expected at most {MOST_STEPS:.3g}; choose "
+                         "fewer epochs")
     return max(1, math.ceil(steps))
 
 

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from asynctile import Engine
 from asynctile.callbacks import Callbacks
 from asynctile.cli.corpus import Corpus
@@ -32,6 +30,7 @@ from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.companions import CARD
+from asynctile.layers.data import Batch
 from asynctile.layers.data_source import TrainingBatches
 from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
 from asynctile.layers.model import model_state_of
@@ -43,7 +42,6 @@ _SKIPPED_AT_MOST = 10
 #: The key of the validations' state in the data state of a checkpoint.
 _VALIDATIONS = "validations"
 
-Batch = tuple[NDArray[Any], NDArray[Any]]
 #: Makes a model card from the lines of metrics and the previous card.
 Card = Callable[[Iterable[Mapping[str, Any]], bytes | None], bytes]
 
@@ -173,7 +171,7 @@ class Session:
 
     def _sound(self, batch: Batch) -> Batch:
         """Return the batch; CheckpointError if the model lacks one of its tokens, since token files have no checksum."""
-        size, largest = self.trainer.model.config.vocab_size, int(max(part.max() for part in batch))
+        size, largest = self.trainer.model.config.vocab_size, int(max(part.max() for part in batch[:2]))
         if largest >= size:
             raise CheckpointError(f"the tokens of the run {self.folder.path} were damaged or changed: one is "
                                   f"{largest}, but the model has only {size}; restore the files, or start a new run")

@@ -57,7 +57,7 @@ from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.config import STATES_NBYTES, Config
-from asynctile.layers.data_source import training_batches
+from asynctile.layers.data_source import training_batches, units_of_pass
 from asynctile.layers.model import model_state_of
 from asynctile.layers.special_tokens import token_ids
 from asynctile.schedule.rates import Rates
@@ -189,7 +189,7 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
     for note in corpus.notes:
         display.note(note)
     if options.epochs is not None:
-        steps = steps_of(options.epochs, len(corpus.training), options.sequences * (1 if corpus.has_chats else options.seq_len))
+        steps = steps_of(options.epochs, *units_of_pass(corpus.training, options.sequences, options.seq_len))
         options = check_fit(replace(options, epochs=None, steps=steps, decay_steps=options.decay_steps or steps))
     if options.auto is not None and folder.is_new:
         display.stage("searching for faster settings")

@@ -108,13 +108,13 @@ def test_chats_may_be_validated_on_beside_other_chats_or_text(learn: Program, te
     assert learn("--resume", "--out", tmp_path / "mixed", "--steps", 2)[0] == 0
 
 
-def test_epochs_count_examples_and_samples_begin_with_a_question(
+def test_epochs_count_rows_of_examples_and_samples_begin_with_a_question(
     program: Program, shape: Path, lines: Path, jinja: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     status, _, _ = program("train", "--data", lines, "--chat-template", jinja, "--model", shape, "--device", "cpu",
                            "--batch-size", 4, "--epochs", 0.5, "--sample-tokens", 3, "--out", run)  # fmt: skip
-    assert status == 0 and metrics(run)[-1]["step"] == 5  # 19 of 38 examples, 4 a step
+    assert status == 0 and metrics(run)[-1]["step"] == 3  # half of 19 rows of 2 examples, 4 rows a step
     samples = [json.loads(line)["text"] for line in (run / "samples.jsonl").read_text().splitlines()]
     assert all(sample.startswith("u:38 + 1?\na:") for sample in samples)
 

@@ -17,7 +17,7 @@ def test_epochs_become_the_steps_that_take_the_tokens_that_often() -> None:
 
 @pytest.mark.parametrize("epochs", [1e300, 1e18])
 def test_infinite_epochs_are_refused(epochs: float) -> None:
-    with pytest.raises(ValueError, match=r"--epochs 1e\+.* of 1,000 tokens are .* steps, expected at most 9.22e\+18"):
+    with pytest.raises(ValueError, match=r"--epochs 1e\+.* of this data are .* steps, expected at most 9.22e\+18"):
         steps_of(epochs, 1000, 100)
 
 

@@ -1,4 +1,4 @@
-"""Batches of examples: padded rows, few lengths, each example once in a pass, and a position to resume from."""
+"""Batches of examples: packed rows, each example once in a pass, and a position to resume from. test_packing.py tests rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers.data import Batch
 from asynctile.layers.example_batches import ExampleBatches, ExampleValidation
 from asynctile.layers.examples import Example, Examples
 from tests.layers.test_examples import example, kept
@@ -29,36 +30,51 @@ def examples(tmp_path: Path) -> Examples:
     return Examples(kept(tmp_path, made, 40), 0, 103)
 
 
-def test_a_row_is_an_example_padded_with_ignored_targets(tmp_path: Path) -> None:
+def tokens_of(batch: Batch) -> list[int]:
+    """Return the first tokens of the examples of a batch."""
+    tokens, positions = batch[0].reshape(-1), batch[-1].reshape(-1)
+    return [int(tokens[start]) for start in np.flatnonzero(positions == 0) if tokens[start]]
+
+
+def test_a_row_holds_examples_with_positions_of_their_own(tmp_path: Path) -> None:
+    found = Examples(kept(tmp_path, [example(4, 1, 3), example(9, 5), example(5, 2), example(2, 1)]), 0, 4)
+    tokens, targets, positions = ExampleBatches(found, 2, 8, seed=1).batch(0)
+    assert tokens.dtype == targets.dtype == positions.dtype == np.int64
+    rows = zip(tokens.tolist(), targets.tolist(), positions.tolist(), strict=True)
+    assert sorted(rows) == [
+        ([1, 2, 3, 1, 2, 3, 4, 1], [2, -100, 4, -100, 3, -100, -100, 2], [0, 1, 2, 0, 1, 2, 3, 0]),
+        ([1, 2, 3, 4, 5, 6, 7, 8], [-100, -100, -100, -100, 6, -100, -100, -100], [*range(8)]),
+    ]
+
+
+def test_padding_is_ignored_and_each_token_of_it_stands_alone(tmp_path: Path) -> None:
     found = Examples(kept(tmp_path, [example(4, 1, 3), example(9, 5)]), 0, 2)
-    tokens, targets = ExampleBatches(found, 2, 8, seed=1).batch(0)
-    assert tokens.dtype == targets.dtype == np.int64 and tokens.shape == targets.shape == (2, 8)
-    assert sorted(tokens.tolist()) == [[1, 2, 3, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7, 8]]
-    assert sorted(targets.tolist()) == [[-100, -100, -100, -100, 6, -100, -100, -100], [2, -100, 4, *[-100] * 5]]
+    tokens, targets, positions = ExampleBatches(found, 2, 8, seed=1).batch(0)
+    row = 0 if tokens[0, 3] == 0 else 1
+    assert tokens[row].tolist() == [1, 2, 3, 0, 0, 0, 0, 0] and targets[row].tolist() == [2, -100, 4, *[-100] * 5]
+    assert positions[row].tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
 
 
-def test_a_pass_gives_each_example_once_but_the_rest(examples: Examples) -> None:
-    for batch_size, left in ((4, 3), (103, 0), (1, 0)):
-        batches = ExampleBatches(examples, batch_size, 40, seed=1)
-        passes = [[id for tokens, _ in itertools.islice(batches, 103 // batch_size) for id in tokens[:, 0]] for _ in range(3)]
-        for found in passes:
-            assert len(found) == len(set(found)) == 103 - left
-        assert len({tuple(found) for found in passes}) == 3
+@pytest.mark.parametrize("batch_size", [4, 103, 1])
+def test_a_pass_gives_each_example_once(examples: Examples, batch_size: int) -> None:
+    batches = ExampleBatches(examples, batch_size, 40, seed=1)
+    passes = [[id for batch in itertools.islice(batches, batches.of_pass) for id in tokens_of(batch)] for _ in range(3)]
+    for found in passes:
+        assert sorted(found) == list(range(1000, 1103))
+    assert len({tuple(found) for found in passes}) == 3
 
 
-def test_batches_have_one_of_four_lengths_and_little_padding(examples: Examples) -> None:
-    found = list(itertools.islice(ExampleBatches(examples, 4, 40, seed=1), 25))
-    lengths = [tokens.shape[1] for tokens, _ in found]
-    assert set(lengths) <= {5, 10, 20, 40} and len(set(lengths)) >= 3
-    assert lengths != sorted(lengths)
-    for tokens, targets in found:
-        assert (targets != -100).any(axis=1).all()
-        longest = max(np.flatnonzero(row)[-1] + 1 for row in tokens)
-        assert tokens.shape[1] == next(length for length in (5, 10, 20, 40) if longest <= length)
+def test_batches_have_one_shape_and_little_padding(examples: Examples) -> None:
+    batches = ExampleBatches(examples, 4, 40, seed=1)
+    found = list(itertools.islice(batches, batches.of_pass))
+    assert {part.shape for batch in found for part in batch} == {(4, 40)}
+    filled = [(batch[1] != -100).any(axis=1).sum() for batch in found]
+    assert set(filled) <= {3, 4}
+    assert sum(len(examples[index].ids) - 1 for index in range(103)) > 0.85 * 40 * sum(filled)
 
 
 def test_batch_n_is_a_function_of_seed_and_n_alone(examples: Examples) -> None:
-    first = [tokens for tokens, _ in itertools.islice(ExampleBatches(examples, 3, 40, seed=5), 80)]
+    first = [tokens for tokens, _, _ in itertools.islice(ExampleBatches(examples, 3, 40, seed=5), 80)]
     other = ExampleBatches(examples, 3, 40, seed=5)
     for position in (79, 3, 34, 40, 0):
         np.testing.assert_array_equal(other.batch(position)[0], first[position])
@@ -75,7 +91,8 @@ def test_batches_resume_exactly(examples: Examples) -> None:
     again.load_state_dict(state)
     for batch in expected:
         np.testing.assert_array_equal(next(again), batch)
-    for change in ({"seed": 2}, {"batch_size": 4}, {"seq_len": 8}, {"examples": 102}, {"tokens": 1}, {"position": -1}):
+    for change in ({"seed": 2}, {"batch_size": 4}, {"seq_len": 8}, {"examples": 102}, {"tokens": 1}, {"rows": 9},
+                   {"position": -1}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(change))):
             again.load_state_dict(state | change)
     again.load_state_dict(state | {"position": 2**63 - 1})
@@ -93,38 +110,34 @@ def test_fewer_examples_than_a_batch_are_refused(examples: Examples) -> None:
 def test_validation_takes_all_examples_once_or_a_few_spread_evenly(examples: Examples) -> None:
     batches = ExampleValidation(examples, 4, 40)
     found = list(batches)
-    numbers = [int(row[0]) for tokens, targets in found for row, wanted in zip(tokens, targets, strict=True)
-               if (wanted != -100).any()]  # fmt: skip
-    assert (len(batches), len(found)) == (26, 26) and sorted(numbers) == list(range(1000, 1103))
-    assert [tokens.shape[1] for tokens, _ in found] == sorted(tokens.shape[1] for tokens, _ in found)
-    counts = sum(int((targets != -100).sum()) for _, targets in found)
-    assert sum(map(len, batches.rows())) == counts
+    assert len(batches) == len(found)
+    assert sorted(number for batch in found for number in tokens_of(batch)) == [*range(1000, 1103)]
+    assert {part.shape for batch in found for part in batch} == {(4, 40)}
+    assert sum(map(len, batches.rows())) == sum(int((targets != -100).sum()) for _, targets, _ in found)
     few = ExampleValidation(examples, 4, 40, limit=len(examples.ids) // 10)
-    chosen = sorted(int(row[0]) - 1000 for tokens, _ in few for row in tokens if row[0])
-    assert chosen == [number * 103 // 11 for number in range(11)]
-    for (tokens, targets), (again, wanted) in zip(few, few, strict=True):
-        np.testing.assert_array_equal(tokens, again)
-        np.testing.assert_array_equal(targets, wanted)
+    assert sorted(number - 1000 for batch in few for number in tokens_of(batch)) == [number * 103 // 11 for number in range(11)]
+    for batch, again in zip(few, few, strict=True):
+        np.testing.assert_array_equal(batch, again)
     with pytest.raises(ValueError, match="limit 0"):
         ExampleValidation(examples, 4, 40, limit=0)
 
 
 def test_shorter_windows_leave_out_examples_without_an_answer_in_them(tmp_path: Path) -> None:
     found = Examples(kept(tmp_path, [example(9, 8), example(9, 4), example(9, 5, 6)]), 0, 3)
-    ((tokens, targets),) = ExampleValidation(found, 4, 4)
+    ((tokens, targets, _),) = ExampleValidation(found, 4, 4)
     assert targets.tolist() == [[-100] * 3 + [5], *[[-100] * 4] * 3] and tokens[0].tolist() == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="no example of the 3 has an answer that begins within 3 tokens"):
         ExampleValidation(found, 4, 3)
 
 
-async def test_padding_changes_no_loss(tmp_path: Path) -> None:
-    """The loss of padded rows is that of the examples one by one, weighted by their targets."""
+async def test_neither_neighbours_nor_padding_change_a_loss(tmp_path: Path) -> None:
+    """The loss of a batch is that of its examples one by one, weighted by their targets."""
     random = np.random.default_rng(5)
-    made = [Example(random.integers(0, 90, n).astype(np.uint16), np.arange(n) > n // 2) for n in (3, 9, 5, 14)]
-    found = Examples(kept(tmp_path, made, 16), 0, 4)
+    made = [Example(random.integers(0, 90, n).astype(np.uint16), np.arange(n) > n // 2) for n in (3, 9, 5, 14, 4, 6)]
+    found = Examples(kept(tmp_path, made, 16), 0, 6)
     async with Engine("cpu") as engine:
         model = await GPT2.create(engine, GPT2Config(n_layer=2, n_head=2, n_embd=16, block_size=16, vocab_size=90), seed=3)
-        together = await model.loss(*ExampleBatches(found, 4, 16, seed=1).batch(0))
+        together = await model.loss(*ExampleBatches(found, 3, 16, seed=1).batch(0))
         total = count = 0.0
         for ids, answers in made:
             targets = np.where(answers[1:], ids[1:].astype(np.int64), -100)

@@ -88,11 +88,13 @@ async def test_the_loss_of_a_batch_is_that_of_transformers(tmp_path: Path) -> No
     found = open_source(write_lines(tmp_path / "a.jsonl", lines))
     assert isinstance(found, ChatSource)
     examples = found.examples(tokenizer, format, 200, tmp_path / "tokens")
-    tokens, targets = ExampleBatches(Examples(examples, 0, 8), 8, 200, seed=1).batch(0)
+    batches = ExampleBatches(Examples(examples, 0, 8), 2, 200, seed=1)
+    assert batches.of_pass == 1
+    batch = batches.batch(0)
     async with Engine("cpu") as engine:
         model = await Model.create(engine, CONFIG, seed=3)
         await model.save_pretrained(tmp_path / "model")
-        ours = await model.loss(tokens, targets)
+        ours = await model.loss(*batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
