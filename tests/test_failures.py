@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from asynctile import BudgetError, Engine, StalledError, TierError
 from asynctile.ops import gemm
 from asynctile.share import runtime_of
 from asynctile.storage.faults import SURVIVED, Faults
+from asynctile.streams.run_ahead import LOOKS, Looks
 from tests.inside_engine import watch
 from tests.matmul import Matmul, engine_for
 from tests.settle import HANG_S, settle, turns, until
@@ -143,12 +145,58 @@ async def test_a_kernel_that_hangs_is_named(tmp_path):
         gate.set()
 
 
-async def test_work_that_is_slow_but_moves_is_left_alone(tmp_path):
-    work, faults = Matmul(n=2), Faults(rate=40_000)
-    async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.4, wrap_spill=faults.wrap) as engine:
+class Slow:
+    """A disk that ends each transfer just before the watchdog's patience ends, however long the looks take.
+
+    most: how often a single wait has seen that.
+    """
+
+    def __init__(self):
+        self.most, self.ends = 0, threading.Event()
+
+    def wrap(self, file):
+        for name in ("preadv", "pwritev"):
+            setattr(file, name, partial(self._transfer, getattr(file, name)))
+        return file
+
+    def _transfer(self, transfer, views, offset):
+        assert self.ends.wait(HANG_S)
+        self.ends.clear()
+        return transfer(views, offset)
+
+    def looks(self):
+        """Return the class of the watchdog's looks: the last one comes after the transfer has ended."""
+        disk = self
+
+        class Last(Looks):
+            def __init__(self, patience_s, moved):
+                super().__init__(patience_s, moved)
+                self.moved, self.seen, self.same, self.times = moved, moved(), 0, 0
+
+            def has_stood_still(self, **given):
+                seen, self.seen = self.seen, self.moved()
+                if seen != self.seen:
+                    self.times += self.same == LOOKS - 1
+                    disk.most = max(disk.most, self.times)
+                    self.same = 0
+                elif self.same < LOOKS - 1:
+                    self.same += 1
+                else:
+                    disk.ends.set()
+                    return False
+                return super().has_stood_still(**given)
+
+        return Last
+
+
+async def test_work_that_is_slow_but_moves_is_left_alone(tmp_path, monkeypatch):
+    work, slow = Matmul(n=2), Slow()
+    monkeypatch.setattr("asynctile.streams.run_ahead.Looks", slow.looks())
+    async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.02, wrap_spill=slow.wrap) as engine:
         await work.prepare(engine)
         await work.run(engine)
         assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+    assert slow.most > 1, "each wait met one transfer alone"
 
 
 async def test_an_input_that_nobody_writes_is_named(tmp_path):
