@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from asynctile.errors import CheckpointError
 from asynctile.layers.companions import Companions, read_companions
 from asynctile.layers.config import Config
-from asynctile.layers.exchange import CONFIG, Base
+from asynctile.layers.exchange import CONFIG, Base, OpenFolder
 from asynctile.layers.lora import PREFIX, A, B, LoRA, layer_of, linear_weights, names
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.layers.peft_config import ALPHA, RANK, check_fields, to_peft
@@ -55,11 +54,11 @@ def base_named_in(folder: Path) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-class AdapterFiles:
+class AdapterFiles(OpenFolder):
     """An open folder of an adapter, checked as a whole for a base of this configuration: fields, names, shapes, checksums.
 
-    A context manager. lora: the settings of the adapter. companions: the files beside it, by name. fingerprint: that of the
-    base, None if the file does not have it.
+    lora: the settings of the adapter. companions: the files beside it, by name. fingerprint: that of the base, None if the file
+    does not have it.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: Config, tick: Callable[[], object] = bool) -> None:
@@ -130,14 +129,6 @@ class AdapterFiles:
             if (dtype := self._reader.dtype(name)) not in FLOATS:
                 raise CheckpointError(f"{self.path / ADAPTER}: {name} holds {dtype}, expected one of "
                                       f"{', '.join(FLOATS)}; save the adapter in one of these")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._reader.close()
 
 
 async def write_adapter(

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -57,10 +56,22 @@ class Base:
     fingerprint: str
 
 
-class Pretrained:
+class OpenFolder:
+    """A folder with open files of tensors: a context manager, which closes them."""
+
+    _reader: TensorReader
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+
+class Pretrained(OpenFolder):
     """An open model folder, checked as a whole: config, names, shapes, checksums if it has them, and a tied head.
 
-    A context manager. companions: the files beside the weights, by name. stored: the matrices that the file has in bf16.
+    companions: the files beside the weights, by name. stored: the matrices that the file has in bf16.
     """
 
     def __init__(self, path: str | os.PathLike[str], tick: Callable[[], object] = bool) -> None:
@@ -179,14 +190,6 @@ class Pretrained:
             if not np.array_equal(self._reader.read(one, part), self._reader.read(other, part)):
                 return False
         return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._reader.close()
 
 
 def check_place(final: Path, mark: str = CONFIG) -> None:
