@@ -44,7 +44,8 @@ lint: $(VENV)/.has-test
 # These run on both event loops in debug mode; see tests/strict.py.
 strict: $(VENV)/.has-test
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -p tests.strict tests/client tests/test_engine.py tests/test_share.py \
-		tests/layers/test_gpt2.py tests/layers/test_trainer.py tests/layers/test_saving.py tests/layers/test_server.py
+		tests/layers/test_gpt2.py tests/layers/test_trainer.py tests/layers/test_runs.py tests/layers/test_step_failures.py \
+		tests/layers/test_step_cancellations.py tests/layers/test_saving.py tests/layers/test_server.py
 
 # -E: Sphinx does not notice that the code behind a generated page has changed.
 docs: $(VENV)/.has-docs

@@ -1,7 +1,7 @@
 """A played step that fails, is skipped or is cancelled stops at a mark, and the training goes on as if it had not begun.
 
-These are the demands of tests/layers/test_trainer.py on coroutines, for the same step played. test_interleaved.py tests other
-work between steps.
+These are the demands of tests/layers/test_step_failures.py and test_step_cancellations.py on coroutines, for the same step
+played. test_interleaved.py tests other work between steps.
 """
 
 from __future__ import annotations

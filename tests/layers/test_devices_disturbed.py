@@ -1,7 +1,8 @@
 """A device of several that fails, hangs or is cancelled: the model is as before or torn, and the engine closes whole.
 
 A stand-in for a kernel meets one device alone where steps run as coroutines; where they are played, it meets the device that
-makes the n-th call. Random disturbances are those of `asynctile stress`. test_trainer.py tests one device.
+makes the n-th call. Random disturbances are those of `asynctile stress`. test_step_failures.py and test_step_cancellations.py
+test one device.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.execute.interleaving import SHORT
 from tests.execute.traps import TRAPS, set_trap
 from tests.inside_engine import watch
 from tests.laws import covering, law
-from tests.layers.test_trainer import Broken, Hang, Once, broken
+from tests.layers.disturbances import Broken, Hang, Once, broken
 from tests.layers.training import Tensors, assert_same_tensors, batches_of, states_of
 from tests.settle import HANG_S, settle
 

@@ -20,11 +20,11 @@ from asynctile.measure.simulate import simulate
 from asynctile.share import runtime_of
 from asynctile.storage.demand import Demand
 from tests.laws import covering, law
+from tests.layers.disturbances import Once, broken
 from tests.layers.serving import PROMPTS, SHAPE, one_by_one, page_nbytes_of, pages_made, text, texts, watched
 from tests.layers.test_devices import RUNS, emulated
 from tests.layers.test_devices_disturbed import last_of
 from tests.layers.test_serving import pages_with_bytes
-from tests.layers.test_trainer import Once, broken
 from tests.layers.training import OPTIMIZER, batches_of, lively
 from tests.settle import HANG_S
 

@@ -1,4 +1,4 @@
-"""Batches from a caller's iterable, whose loop may end while a batch is on its way. test_trainer.py tests runs."""
+"""Batches from a caller's iterable, whose loop may end while a batch is on its way. test_runs.py tests runs."""
 
 from __future__ import annotations
 

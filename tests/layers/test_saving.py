@@ -1,6 +1,6 @@
 """Saving: beside the training, and on a disk that fails.
 
-test_checkpoint.py tests the content of a checkpoint and reading it, test_trainer.py that the end of a step leaves it alone,
+test_checkpoint.py tests the content of a checkpoint and reading it, test_step_failures.py that a failed step leaves it alone,
 tests/storage the files and folders beneath, also under a kill.
 """
 

@@ -1,6 +1,7 @@
 """Events, counts and logs of models and trainings: every end of a step and of a save.
 
-test_trainer.py and test_saving.py test how a step or a save may end, tests/test_events.py the events of the engine itself.
+test_step_failures.py, test_step_cancellations.py and test_saving.py test how a step or a save may end, tests/test_events.py the
+events of the engine itself.
 """
 
 from __future__ import annotations
