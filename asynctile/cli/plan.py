@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.fitting import check_devices
-from asynctile.cli.model import choose_shape, length_of, tuning_of
+from asynctile.cli.model import choose_shape, length_of, model_folder, tuning_of
 from asynctile.cli.options import Options
 from asynctile.cli.placement import warn_of_excess
 from asynctile.cli.planning import plan_of
@@ -29,6 +29,7 @@ from asynctile.cli.verdict import Verdict, placed_on
 from asynctile.collector import without_collections
 from asynctile.errors import BudgetError
 from asynctile.layers.plan import Plan
+from asynctile.layers.tokenizer import has_tokenizer
 from asynctile.measure.hardware import Hardware, hardware
 from asynctile.measure.simulated_trace import write_simulated
 from asynctile.measure.virtual import Timeline
@@ -58,7 +59,7 @@ def run(given: dict[str, Any]) -> int:
     if there is None:
         warn_of_excess(options)
     check_path(options.trace)
-    shape = choose_shape(options, expected_vocab_size(options))
+    shape = choose_shape(options, _vocab_size(options))
     tuning_of(options, shape)  # refuses settings that do not fit the model
     shown = _Shown()
     with _Stages() as stages, without_collections():
@@ -81,6 +82,14 @@ def run(given: dict[str, Any]) -> int:
         batch = _batch(options, length_of(options.seq_len, shape))
         print_rows([*verdict.lines(), ("model", shape.summary), ("batch", batch), *verdict.plan.lines()])
     return 1 if verdict.missing else 0
+
+
+def _vocab_size(options: Options) -> int:
+    """Return how many tokens the run's tokenizer has: 0 for a model's folder without one, since a plan reads no text."""
+    folder = model_folder(options)
+    if options.tokenizer is None and folder is not None and not has_tokenizer(folder):
+        return 0
+    return expected_vocab_size(options)
 
 
 def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, Hardware | None], Plan]) -> Verdict:
