@@ -164,7 +164,7 @@ class Config(ABC):
         position. Embeddings are looked up, but a tied one multiplies as the head. Recomputation does not count as work of the
         model.
         """
-        size = {name: axis.times * axis.size for name, axis in self.axes.items()}
+        size = lengths_of(self)
         head = self.prefix + self.head_tensor
         looked_up = sum(prod(size[axis] for axis in tensor.axes) for tensor in self.first_tensors() if tensor.name != head)
         return 6 * (self.parameter_count - looked_up) + 12 * self.n_layer * size["heads"] * seq_len
@@ -172,12 +172,17 @@ class Config(ABC):
     @property
     def parameter_count(self) -> int:
         """Number of trained numbers. A tied head counts once."""
-        return self.total({name: axis.times * axis.size for name, axis in self.axes.items()})
+        return self.total(lengths_of(self))
 
     @property
     def states_nbytes(self) -> int:
         """Bytes of the weights and both moments, float32. Computing in bf16 adds a copy of 2 bytes for each matrix element."""
         return STATES_NBYTES * self.parameter_count
+
+
+def lengths_of(config: Config) -> dict[str, int]:
+    """Return the length of every axis, by its name."""
+    return {name: axis.times * axis.size for name, axis in config.axes.items()}
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import prod
 
-from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.layers.config import WEIGHT_NBYTES, Config, lengths_of
 from asynctile.program.precision import BF16
 
 
 def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and shape of every tensor."""
-    sizes = {name: axis.times * axis.size for name, axis in config.axes.items()}
+    sizes = lengths_of(config)
     return ((tensor.name, tuple(sizes[axis] for axis in tensor.axes)) for tensor in config.tensors())
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from asynctile.layers.config import LARGEST, MOST, Config, Tensor, check_count, check_seed
+from asynctile.layers.config import LARGEST, MOST, Config, Tensor, check_count, check_seed, lengths_of
 from asynctile.layers.guesses import answering
 from asynctile.storage.input import shown
 
@@ -67,13 +67,26 @@ class LoRA:
                                  f"{', '.join(found)}")
         return tuple(tensor for layer, tensor in weights if any(names(target, layer) for target in targets))
 
+    def excess(self, config: Config) -> str | None:
+        """Return a sentence if the rank is above what the narrowest of the layers can use, and None if it is not.
+
+        Such a rank is no error, in PEFT neither: it costs memory and time.
+        """
+        lengths = lengths_of(config)
+        shapes = {layer_of(config, weight): [lengths[axis] for axis in weight.axes] for weight in self.layers(config)}
+        layer, shape = min(shapes.items(), key=lambda item: min(item[1]))
+        if self.rank <= min(shape):
+            return None
+        return (f"adapters of rank {self.rank} are larger than useful: {layer} is {' x '.join(map(str, shape))}, and no change "
+                f"of it has a rank above {min(shape)}; choose a rank of at most {min(shape)}")
+
     def tensors(self, config: Config) -> Iterator[Tensor]:
         """Yield the adapters' tensors: A and B of one layer after another. ValueError as `layers`."""
-        sizes = {name: axis.times * axis.size for name, axis in config.axes.items()}
+        lengths = lengths_of(config)
         for weight in self.layers(config):
             outputs, inputs = weight.axes if weight.transposed else reversed(weight.axes)
             layer = f"{PREFIX}{weight.name.removesuffix('.weight')}"
-            bound = 1.0 / math.sqrt(sizes[inputs])
+            bound = 1.0 / math.sqrt(lengths[inputs])
             yield Tensor(f"{layer}.{A}.weight", (RANK, inputs), decay=True, bound=bound, transposed=True)
             yield Tensor(f"{layer}.{B}.weight", (outputs, RANK), decay=True, transposed=True)
 

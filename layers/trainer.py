@@ -119,6 +119,8 @@ class Trainer:
         #: the device of each replica
         self._carriers = table(replicas, state.runtime.devices)
         state.train(adapters, checked_freeze(freeze))
+        if adapters is not None and (excess := adapters.excess(model.config)) is not None:
+            warnings.warn(excess, stacklevel=2)
         if model.config.has_dropout:
             warnings.warn("the model's config asks for dropout, which is kept for saving and never applied", stacklevel=2)
         self.model = model

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from math import prod
 
-from asynctile.layers.config import Config, Tensor
+from asynctile.layers.config import Config, Tensor, lengths_of
 from asynctile.layers.lora import PREFIX, RANK, LoRA, checked_names, layer_of, title_of
 from asynctile.storage.input import shown
 
@@ -66,7 +66,7 @@ class Tuning:
 
     def shapes(self, config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the name and shape of every tensor, as `tensors`."""
-        sizes = {name: axis.times * axis.size for name, axis in config.axes.items()}
+        sizes = lengths_of(config)
         if self.lora is not None:
             sizes[RANK] = self.lora.rank
         return ((tensor.name, tuple(sizes[axis] for axis in tensor.axes)) for tensor in self.tensors(config))

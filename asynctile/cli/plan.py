@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -60,7 +61,9 @@ def run(given: dict[str, Any]) -> int:
         warn_of_excess(options)
     check_path(options.trace)
     shape = choose_shape(options, _vocab_size(options))
-    tuning_of(options, shape)  # refuses settings that do not fit the model
+    lora = tuning_of(options, shape).lora  # refuses settings that do not fit the model
+    if lora is not None and (excess := lora.excess(shape)) is not None:
+        warnings.warn(f"--lora {options.lora}: {excess}", stacklevel=2)
     shown = _Shown()
     with _Stages() as stages, without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None

@@ -216,6 +216,18 @@ def test_folders_of_the_other_kind_are_refused(program: Program, base: Path, tra
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.filterwarnings("always")
+def test_a_rank_above_what_a_layer_can_have_is_told_in_one_line(
+    program: Program, base: Path, text: Path, tmp_path: Path
+) -> None:
+    told = "adapters of rank 17 are larger than useful: layers.0.self_attn.v_proj is 16 x 32, and no change of it has a rank"
+    words = ("--model", base, "--lora", "r=17", "--batch-size", 2, "--device", "cpu")
+    for command in (("plan",), ("train", "--data", text, "--steps", 1, "--out", tmp_path / "run")):
+        status, _, err = program(*command, *words)
+        assert status == 0 and err.count("\n") == err.count(told) == 1
+    assert program("generate", tmp_path / "run", *GREEDY)[2] == ""
+
+
 def test_a_plan_of_an_adapter_knows_what_is_frozen(program: Program, base: Path, tmp_path: Path) -> None:
     """A config.json is enough, as for every plan."""
     def planned(*words: Any) -> dict[str, Any]:

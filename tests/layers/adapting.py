@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from asynctile import Engine
 from asynctile.layers import AdamW, LoRA, Model, Trainer
-from asynctile.layers.config import Config, Tensor
+from asynctile.layers.config import Config, Tensor, lengths_of
 from asynctile.layers.lora import PREFIX, RANK
 from asynctile.layers.model import model_state_of
 from asynctile.share import runtime_of
@@ -43,7 +43,7 @@ def lora_of(config: Config, **more: Any) -> LoRA:
 
 
 def shape_of(config: Config, lora: LoRA, tensor: Tensor) -> tuple[int, ...]:
-    sizes = {name: axis.times * axis.size for name, axis in config.axes.items()} | {RANK: lora.rank}
+    sizes = lengths_of(config) | {RANK: lora.rank}
     return tuple(sizes[axis] for axis in tensor.axes)
 
 

@@ -296,7 +296,8 @@ async def test_an_adapter_that_fits_nowhere_leaves_the_model_as_it_was() -> None
     async with Engine("emulated", device_memory="64KiB", host_memory=whole + (64 << 10)) as engine:
         model = await lively(engine, shape)
         logits = await model.logits(tokens)
-        trainer = Trainer(model, adapters=LoRA(rank=200))
+        with pytest.warns(UserWarning, match="adapters of rank 200 are larger than useful"):
+            trainer = Trainer(model, adapters=LoRA(rank=200))
         with pytest.raises(BudgetError):
             await trainer.step(tokens, targets)
         assert model.torn is None and np.array_equal(await model.logits(tokens), logits)

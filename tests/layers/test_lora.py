@@ -74,6 +74,17 @@ def test_a_target_is_the_last_parts_of_a_title_or_all_of_it() -> None:
         assert [tensor.name for tensor in found] == [f"transformer.{layer}.weight" for layer in layers]
 
 
+def test_a_rank_above_the_narrower_side_of_a_layer_is_told_with_the_largest_useful_one() -> None:
+    assert LoRA(rank=136).excess(CONFIG) is None
+    assert LoRA(rank=137).excess(CONFIG) == (
+        "adapters of rank 137 are larger than useful: h.0.attn.c_attn is 136 x 408, and no change of it has a rank above 136; "
+        "choose a rank of at most 136")  # fmt: skip
+    qwen = ALL["qwen2"]
+    found = LoRA(rank=5, targets=("q_proj", "v_proj")).excess(qwen)
+    assert found is not None and "layers.0.self_attn.v_proj is 4 x 40" in found
+    assert LoRA(rank=5, targets=("q_proj",)).excess(qwen) is None
+
+
 @pytest.mark.parametrize("target", ["proj", "wte", "ln_1", "lm_head", "c_attn.weight", "q_proj"])
 def test_a_target_that_names_no_layer_is_refused_with_those_that_exist(target: str) -> None:
     sentence = f"targets has '{target}', which names no layer of a gpt2; its layers are c_attn, c_proj, c_fc$"

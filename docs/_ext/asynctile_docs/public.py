@@ -72,7 +72,7 @@ INTERNAL = {
     ),
     **dict.fromkeys(_ROTARY, _INSIDE),
     "asynctile.layers.AdamW": ("hyper",),
-    "asynctile.layers.LoRA": ("layers", "tensors"),
+    "asynctile.layers.LoRA": ("excess", "layers", "tensors"),
     "asynctile.layers.StepReport": ("between",),
 }  # fmt: skip
 
