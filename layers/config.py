@@ -158,7 +158,7 @@ class Config(ABC):
         return of(self.first_tensors()) + self.n_layer * of(self.block_tensors(0)) + of(self.last_tensors())
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Return the floating-point operations for each token of a training step on sequences of `seq_len` tokens.
+        """Return the floating-point operations for each token of a step that trains the whole model on sequences of `seq_len`.
 
         The usual count (PaLM, nanoGPT): 6 for each parameter that multiplies, plus 12 for each layer, column of queries and
         position. Embeddings are looked up, but a tied one multiplies as the head. Recomputation does not count as work of the

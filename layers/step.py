@@ -9,14 +9,13 @@ how many parts keep their activations.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.architectures import architecture_of
 from asynctile.layers.carriers import carried, carried_forward
-from asynctile.layers.config import Config, Tensor
-from asynctile.layers.lora import adapted_by
+from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Rows
@@ -115,7 +114,7 @@ def _backward(
     """Record the way from the gradient of the last block's output back to the embeddings, or as far down as anything trains."""
     section = recording.program.section
     phase = "backward and update" if recording.program.name == "step" else "backward"
-    lowest = lowest_trained(recording.parameters)
+    lowest = recording.parameters.tuning.lowest_block(recording.config)
     for layer in reversed(range(recording.config.n_layer)):
         begins.append(len(recording.program))
         if layer < lowest:
@@ -127,19 +126,6 @@ def _backward(
     begins.append(len(recording.program))
     section(phase, "embedding")
     architecture.embedding.backward(recording, dx)
-
-
-def lowest_trained(parameters: Parameters) -> int:
-    """Return the first block that backward visits: 0 if an embedding trains, n_layer if only the end of the model does."""
-    config = parameters.config
-    trained = {adapted_by(parameter.name) for parameter in parameters.trained()}
-
-    def trains(tensors: Iterable[Tensor]) -> bool:
-        return any(tensor.name in trained for tensor in tensors)
-
-    blocks = range(config.n_layer)
-    return 0 if trains(config.first_tensors()) else next(
-        (layer for layer in blocks if trains(config.block_tensors(layer))), config.n_layer)
 
 
 def _named(layer: int, number: int, recording: Recording) -> str:

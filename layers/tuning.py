@@ -6,14 +6,14 @@ moments and no gradient. lora.py defines adapters, parameters.py the tiles of bo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from math import prod
 
 from asynctile.layers.config import Config, Tensor, lengths_of
-from asynctile.layers.lora import PREFIX, RANK, LoRA, checked_names, layer_of, title_of
+from asynctile.layers.lora import PREFIX, RANK, LoRA, adapted_by, checked_names, layer_of, title_of
 from asynctile.storage.input import shown
 
 
@@ -63,6 +63,34 @@ class Tuning:
         """Return how many numbers are trained, and how many there are with those of the adapters."""
         found = [(name, prod(shape)) for name, shape in self.shapes(config)]
         return sum(count for name, count in found if self.trains(config, name)), sum(count for _, count in found)
+
+    def flops_per_token(self, config: Config, seq_len: int) -> int:
+        """Return the floating-point operations for each token of a training step on sequences of `seq_len` tokens.
+
+        For a model that is trained whole they are those of `Config.flops_per_token`: 2 for each parameter and pass, which are
+        forward, the gradient of the inputs, and that of the parameter. A frozen tensor lacks the third, blocks below the lowest
+        trained one lack the second as well. Attention takes 4 forward and 8 backward for each column of queries and position.
+        """
+        lowest, head = self.lowest_block(config), config.prefix + config.head_tensor
+        looked_up = {tensor.name for tensor in config.first_tensors()} - {head}
+        below = {tensor.name for layer in range(lowest) for tensor in config.block_tensors(layer)}
+        found = 0
+        for name, shape in self.shapes(config):
+            if name not in looked_up:
+                found += 2 * prod(shape) * (1 + (adapted_by(name) not in below) + self.trains(config, name))
+        columns = lengths_of(config)["heads"]
+        return found + columns * seq_len * (4 * config.n_layer + 8 * (config.n_layer - lowest))
+
+    def lowest_block(self, config: Config) -> int:
+        """Return the first block that backward visits: 0 if an embedding trains, n_layer if only the end of the model does."""
+        trained = {adapted_by(tensor.name) for tensor in self.tensors(config) if self.trains(config, tensor.name)}
+
+        def trains(tensors: Iterable[Tensor]) -> bool:
+            return any(tensor.name in trained for tensor in tensors)
+
+        blocks = range(config.n_layer)
+        return 0 if trains(config.first_tensors()) else next(
+            (layer for layer in blocks if trains(config.block_tensors(layer))), config.n_layer)
 
     def shapes(self, config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the name and shape of every tensor, as `tensors`."""

@@ -31,7 +31,7 @@ class Ahead:
     """The work of a run.
 
     steps: in all; done: before this session. validate_every, save_every: steps between them; both also come after the last
-    step. flops_per_token: of the model, forward and backward. flops_per_s: rate of matrix products on the device; None:
+    step. flops_per_token: of a step, without recomputation. flops_per_s: rate of matrix products on the device; None:
     unknown, and then utilization is unknown too.
     """
 

@@ -128,8 +128,9 @@ class Session:
         trainer, batches, steps = self.trainer, self.batches, self.options.steps
         done = trainer.step_count
         rate = await trainer.gemm_rate(batches.batch_size, batches.seq_len) if done < steps else None
+        flops = model_state_of(trainer.model).tuning.flops_per_token(trainer.model.config, batches.seq_len)
         return Ahead(steps=steps, done=done, validate_every=self.validations.every, save_every=self.options.save_every,
-                     flops_per_token=trainer.model.config.flops_per_token(batches.seq_len), flops_per_s=rate)  # fmt: skip
+                     flops_per_token=flops, flops_per_s=rate)  # fmt: skip
 
     @property
     def mark(self) -> ResumePoint:

@@ -20,10 +20,13 @@ import pytest
 
 from asynctile import Engine
 from asynctile.cli import main
-from asynctile.layers import GPT2Config, LlamaConfig, Model
+from asynctile.cli.display import PlainDisplay
+from asynctile.cli.pace import Ahead
+from asynctile.layers import GPT2Config, LlamaConfig, LoRA, Model
 from asynctile.layers.config import Config
 from asynctile.layers.layout import shapes
 from asynctile.layers.tokenizer import ByteTokenizer
+from asynctile.layers.tuning import Tuning
 from tests.cli.conftest import PNG, Program, after_each_step
 from tests.cli.moments import outcome
 from tests.cli.test_refusals import refused
@@ -226,6 +229,23 @@ def test_a_rank_above_what_a_layer_can_have_is_told_in_one_line(
         status, _, err = program(*command, *words)
         assert status == 0 and err.count("\n") == err.count(told) == 1
     assert program("generate", tmp_path / "run", *GREEDY)[2] == ""
+
+
+def test_the_displayed_speed_of_an_adapter_counts_what_a_step_computes(
+    program: Program, base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flops, begin = list[float](), PlainDisplay.begin
+
+    def begun(self: PlainDisplay, ahead: Ahead) -> None:
+        flops.append(ahead.flops_per_token)
+        begin(self, ahead)
+
+    monkeypatch.setattr(PlainDisplay, "begin", begun)
+    words = ("train", "--data", text, "--model", base, "--steps", 1, "--batch-size", 2, "--device", "cpu", "--seq-len", 8)
+    for name, more in (("whole", ()), ("lora", ("--lora", "r=4"))):
+        assert program(*words, *more, "--out", tmp_path / name)[0] == 0
+    assert flops == [LLAMA.flops_per_token(8), Tuning(LoRA(rank=4)).flops_per_token(LLAMA, 8)]
+    assert 0.6 < flops[1] / flops[0] < 0.9
 
 
 def test_a_plan_of_an_adapter_knows_what_is_frozen(program: Program, base: Path, tmp_path: Path) -> None:

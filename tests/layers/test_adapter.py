@@ -19,7 +19,7 @@ from asynctile.layers.caches import Caches
 from asynctile.layers.decode import record_decode
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
-from asynctile.layers.step import KINDS, lowest_trained, parts_of, record
+from asynctile.layers.step import KINDS, parts_of, record
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tuning import Tuning
 from asynctile.program.needs import demand_of
@@ -190,7 +190,7 @@ def test_backward_ends_at_the_lowest_block_that_trains() -> None:
         (Tuning(LoRA(targets=("h.1.mlp.c_fc", "h.3.attn.c_attn"))), 1), (Tuning(LoRA(), ("*.h.[0-2].*",)), 3),
     ):  # fmt: skip
         parameters = shape.parameters().tuned(tuning)
-        assert lowest_trained(parameters) == lowest
+        assert tuning.lowest_block(parameters.config) == lowest
         for kept in (0, 5):
             program = record("gradients", parameters, rows, kept=kept)
             found = {section.name for _, section in program.sections if section.phase == "backward"}
