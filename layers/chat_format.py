@@ -35,10 +35,14 @@ _WAY_OUT = "name one with --chat-template"
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The files that say how a model writes chats, content by name, and where they come from, for messages."""
+    """The files that say how a model writes chats, content by name, and where they come from, for messages.
+
+    named: the file of the template, if it was named apart from the others.
+    """
 
     files: Mapping[str, bytes]
     place: str
+    named: str | None = None
 
     @classmethod
     def of(cls, files: Mapping[str, bytes], place: str, template: str | os.PathLike[str] | None = None) -> ChatFormat:
@@ -50,7 +54,7 @@ class ChatFormat:
         if template is None:
             return cls(found, place)
         try:
-            return cls({**found, CHAT_TEMPLATE: read_file(template, LIMITS[CHAT_TEMPLATE])}, os.fspath(template))
+            return cls({**found, CHAT_TEMPLATE: read_file(template, LIMITS[CHAT_TEMPLATE])}, place, os.fspath(template))
         except OSError as error:
             raise ValueError(f"--chat-template {os.fspath(template)} cannot be read: {error.strerror}; name a file with a "
                              "Jinja template") from error
@@ -61,13 +65,18 @@ class ChatFormat:
         return CHAT_TEMPLATE in self.files or "chat_template" in self._values(TOKENIZER_CONFIG)
 
     @property
+    def origin(self) -> str:
+        """Where the template is from, for messages: the named file, or the file of a model."""
+        return self.named or f"{self.place} ({CHAT_TEMPLATE if CHAT_TEMPLATE in self.files else TOKENIZER_CONFIG})"
+
+    @property
     def template(self) -> str:
         """The Jinja template: chat_template.jinja, otherwise that of tokenizer_config.json. ValueError if there is none."""
         if CHAT_TEMPLATE in self.files:
             try:
                 return self.files[CHAT_TEMPLATE].decode()
             except UnicodeDecodeError as error:
-                raise ValueError(f"the chat template of {self.place} is not text: byte {error.start} is not UTF-8; "
+                raise ValueError(f"the chat template of {self.origin} is not text: byte {error.start} is not UTF-8; "
                                  f"{_WAY_OUT}") from error
         found = self._values(TOKENIZER_CONFIG).get("chat_template")
         if isinstance(found, list):  # one for each purpose

@@ -182,7 +182,7 @@ class Renderer:
         if python is None:
             raise ValueError("a chat template is rendered in a process of its own, and this program embeds Python without an "
                              "interpreter to start one; render the chats in another program")
-        self._place = place
+        self.place = place
         words = [str(word) for word in (PATIENCE_S, MEMORY_NBYTES, MOST_CHARACTERS, ANSWERING)]
         try:
             self._process = subprocess.Popen([python, "-I", "-S", "-c", _PROCESS, *words, *sys.path], stdin=subprocess.PIPE,
@@ -259,7 +259,7 @@ class Renderer:
         return f" ends its process with {how}, as it does when memory runs out"
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(f"the chat template of {self._place}{what}")
+        raise ValueError(f"the chat template of {self.place}{what}; correct it, or name another with --chat-template")
 
 
 def _chat(messages: Sequence[Message], tools: object, wanted: str) -> dict[str, Any]:

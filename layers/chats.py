@@ -74,7 +74,7 @@ class ChatSource:
         names = format.names(tokenizer)
         template = format.template if self.has_messages else None
         digest = hashlib.sha256(json.dumps([template, names], sort_keys=True).encode())
-        with closing(self._encoded(tokenizer, names, template, format.place, progress)) as found:
+        with closing(self._encoded(tokenizer, names, template, format.origin, progress)) as found:
             return keep_examples(self._text, tokenizer, folder, {"format": digest.hexdigest()}, seq_len, found)
 
     def _encoded(
@@ -138,8 +138,7 @@ def _chat_example(line: _Line, tokenizer: Tokenizer, renderer: Renderer) -> Exam
     try:
         text, spans = renderer.answers(messages, tools)
     except ValueError as error:
-        raise ValueError(f"data {line.where} cannot be rendered: {error}; correct the line, or name another template with "
-                         "--chat-template") from error
+        raise ValueError(f"data {line.where} cannot be rendered: {error}, or correct the line") from error
     return encode_answers(tokenizer, text, spans)
 
 

@@ -42,7 +42,7 @@ _ANSWER, _MOST_ENDING = "asynctile's answer", 100
 def open_renderer(given: dict[str, Any], saved: Saved, tokenizer: Tokenizer) -> Renderer:
     """Return the renderer of the template that --chat-template names, otherwise of the model's own."""
     format = saved.chat_format(given["chat_template"])
-    return Renderer(format.template, format.names(tokenizer), format.place)
+    return Renderer(format.template, format.names(tokenizer), format.origin)
 
 
 class Chat:
@@ -77,7 +77,8 @@ class Chat:
         text = await documents.finish(asyncio.to_thread(self._renderer.prompt, self._messages))
         prompt = np.asarray(self._tokenizer.encode(without_halves(text)), np.int64)
         if not prompt.size:
-            raise ValueError("the chat template makes no tokens of the conversation; name another with --chat-template")
+            raise ValueError(f"the chat template of {self._renderer.place} makes no tokens of the conversation; correct it, or "
+                             "name another with --chat-template")
         answer = ""
         stopping = Stopping(ends, self._strings)
         async with aclosing(stream_text(model, self._tokenizer, prompt, max_new_tokens=self._given["max_new_tokens"],

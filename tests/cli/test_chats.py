@@ -300,12 +300,16 @@ def test_a_model_without_a_template_or_with_a_bad_one_does_not_talk(
     plain = tmp_path / "plain"
     assert train("--steps", 1, "--out", plain)[0] == 0
     refused(program("generate", plain, "--chat"), "step-000001 has no chat template", "--chat-template", command="generate")
-    (tmp_path / "bad.jinja").write_text("{% if messages | length < 9 %}{{ raise_exception('too few') }}{% endif %}")
     words = ("generate", folder, "--message", "a", "--device", "cpu", "--chat-template", tmp_path / "bad.jinja")
-    status, _, err = program(*words)
-    assert status == 2 and err == f"asynctile generate: the chat template of {tmp_path}/bad.jinja: too few\n"
-    (tmp_path / "bad.jinja").write_text("{# nothing #}")
-    assert program(*words)[2].count("makes no tokens of the conversation") == 1
+    way = "; correct it, or name another with --chat-template"
+    for source, what in (
+        ("{% if messages | length < 9 %}{{ raise_exception('too few') }}{% endif %}", ": too few"),
+        ("{% endif %}", ": Encountered unknown tag 'endif'. (line 1)"),
+        ("{# nothing #}", " makes no tokens of the conversation"),
+    ):
+        (tmp_path / "bad.jinja").write_text(source)
+        status, _, err = program(*words)
+        assert status == 2 and err == f"asynctile generate: the chat template of {tmp_path}/bad.jinja{what}{way}\n"
 
 
 def test_a_message_without_an_end_is_refused(

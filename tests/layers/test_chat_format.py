@@ -24,7 +24,13 @@ def test_the_file_comes_before_the_config_and_a_named_file_before_both(tmp_path:
     (tmp_path / "mine.jinja").write_text("mine")
     found = ChatFormat.of(files, "m", tmp_path / "mine.jinja")
     assert (found.template, found.files["chat_template.jinja"]) == ("mine", b"mine")
-    assert found.place == str(tmp_path / "mine.jinja")
+    assert (found.place, found.origin) == ("m", str(tmp_path / "mine.jinja"))
+
+
+def test_the_origin_of_a_template_names_its_file() -> None:
+    found = config(chat_template="a")
+    assert ChatFormat.of(found, "m").origin == "m (tokenizer_config.json)"
+    assert ChatFormat.of(found | {"chat_template.jinja": b"b"}, "m").origin == "m (chat_template.jinja)"
 
 
 def test_of_several_templates_the_default_counts() -> None:
@@ -38,7 +44,7 @@ def test_of_several_templates_the_default_counts() -> None:
     (config(chat_template=[{"name": "a"}, 3]), "m has no chat template"),
     (config(chat_template=7), "tokenizer_config.json of m says chat_template 7, expected a string"),
     ({"tokenizer_config.json": b"{"}, "tokenizer_config.json of m is damaged: it is not JSON"),
-    ({"chat_template.jinja": b"a\xff"}, "the chat template of m is not text: byte 1 is not UTF-8"),
+    ({"chat_template.jinja": b"a\xff"}, r"the chat template of m \(chat_template.jinja\) is not text: byte 1 is not UTF-8"),
 ])  # fmt: skip
 def test_a_missing_or_damaged_template_is_named(files: dict[str, bytes], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
