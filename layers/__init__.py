@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from asynctile.on_demand import on_demand as _on_demand
 
 if TYPE_CHECKING:
+    from asynctile.layers.conversations import Chats
     from asynctile.layers.evaluation import Evaluation, evaluate
     from asynctile.layers.gpt2.config import GPT2Config
     from asynctile.layers.llama.config import LlamaConfig
@@ -33,6 +34,7 @@ else:
         "GPT2": "asynctile.layers.gpt2.model:GPT2",
         "AdamW": "asynctile.layers.optimizer:AdamW",
         "ByteTokenizer": "asynctile.layers.tokenizer:ByteTokenizer",
+        "Chats": "asynctile.layers.conversations:Chats",
         "Evaluation": "asynctile.layers.evaluation:Evaluation",
         "GPT2Config": "asynctile.layers.gpt2.config:GPT2Config",
         "LlamaConfig": "asynctile.layers.llama.config:LlamaConfig",
@@ -55,6 +57,7 @@ __all__ = [
     "GPT2",
     "AdamW",
     "ByteTokenizer",
+    "Chats",
     "Evaluation",
     "GPT2Config",
     "LlamaConfig",

@@ -1,7 +1,8 @@
 """Chats, and prompts with their completions, as examples for training: lines of JSON in, token ids and answers out.
 
-Covers `ChatSource`, `is_chat` and `encode_answers`. A line has `messages`, or `prompt` and `completion`. The loss of an example
-is that of its answers alone. chat_format.py finds the template, chat_renderer.py applies it, examples.py keeps the result.
+Covers `ChatSource`, `is_chat`, `chat_example` and `encode_answers`. A line has `messages`, or `prompt` and `completion`. The
+loss of an example is that of its answers alone. chat_format.py finds the template, chat_renderer.py applies it, examples.py
+keeps the result, conversations.py makes rows of chats in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from asynctile.layers.tokenizer import HuggingFaceTokenizer, Tokenizer
 from asynctile.layers.tokens import Progress
 from asynctile.storage.input import shown
 
-__all__ = ["MESSAGES", "ChatSource", "encode_answers", "is_chat"]
+__all__ = ["MESSAGES", "ChatSource", "chat_example", "checked_messages", "encode_answers", "is_chat"]
 
 #: The fields of a line.
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
@@ -58,7 +59,8 @@ class ChatSource:
         """Yield the texts of all messages, prompts and completions, to train a tokenizer on."""
         for line in self._lines():
             if self.has_messages:
-                texts = [message.get("content") or "" for message in _messages_of(line)]
+                messages = checked_messages(line.found[MESSAGES], f"data {line.where}")
+                texts = [message.get("content") or "" for message in messages]
             else:
                 texts = [*_completed(line)]
             yield from (without_halves(text).encode() for text in texts)
@@ -84,8 +86,11 @@ class ChatSource:
         with ExitStack() as stack:
             renderer = None if template is None else stack.enter_context(Renderer(template, names, place))
             for line in self._lines():
-                example = (_completed_example(line, tokenizer, names) if renderer is None
-                           else _chat_example(line, tokenizer, renderer))  # fmt: skip
+                found = line.found
+                example = (
+                    _completed_example(line, tokenizer, names) if renderer is None
+                    else chat_example(found[MESSAGES], found.get(TOOLS), tokenizer, renderer, f"data {line.where}")
+                )  # fmt: skip
                 if not example.answers[1:].any():
                     raise ValueError(f"data {line.where} has no token of an answer, so there is nothing to learn; {_CORRECT}")
                 yield example
@@ -129,16 +134,22 @@ def _first_of(text: TextSource) -> dict[str, Any]:
         return {}
 
 
-def _chat_example(line: _Line, tokenizer: Tokenizer, renderer: Renderer) -> Example:
-    messages, tools = _messages_of(line), line.found.get(TOOLS)
+def chat_example(
+    messages: object, tools: object, tokenizer: Tokenizer, renderer: Renderer, where: str, way: str = _CORRECT
+) -> Example:
+    """Return a chat as an example, whole. where, way: words for the chat and for the way out, in messages.
+
+    ValueError if this is no chat or has no message to learn, and for all that goes wrong in the template.
+    """
+    known = checked_messages(messages, where, way)
     if not isinstance(tools, list | None):
-        raise ValueError(f"data {line.where} has {shown(tools)} as {shown(TOOLS)}, expected a list of tools; {_CORRECT}")
-    if not any(message["role"] == ANSWERING for message in messages):
-        raise ValueError(f"data {line.where} has no message of the role {ANSWERING}, so there is nothing to learn; {_CORRECT}")
+        raise ValueError(f"{where} has {shown(tools)} as {shown(TOOLS)}, expected a list of tools; {way}")
+    if not any(message["role"] == ANSWERING for message in known):
+        raise ValueError(f"{where} has no message of the role {ANSWERING}, so there is nothing to learn; {way}")
     try:
-        text, spans = renderer.answers(messages, tools)
+        text, spans = renderer.answers(known, tools)
     except ValueError as error:
-        raise ValueError(f"data {line.where} cannot be rendered: {error}, or correct the line") from error
+        raise ValueError(f"{where} cannot be rendered: {error}, or correct the chat") from error
     return encode_answers(tokenizer, text, spans)
 
 
@@ -166,23 +177,22 @@ def _completed(line: _Line) -> tuple[str, str]:
     return line.found[PROMPT], line.found[COMPLETION]
 
 
-def _messages_of(line: _Line) -> Sequence[Message]:
-    """Return the messages of a line. ValueError, naming file, line and message, for anything else."""
-    messages = line.found[MESSAGES]
+def checked_messages(messages: object, where: str, way: str = _CORRECT) -> Sequence[Message]:
+    """Return the messages of a chat. ValueError, naming the message, for anything else. where, way: as for `chat_example`."""
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"data {line.where} has {shown(messages)} as {shown(MESSAGES)}, expected a list of messages, each "
-                         f"with role and content; {_CORRECT}")
+        raise ValueError(f"{where} has {shown(messages)} as {shown(MESSAGES)}, expected a list of messages, each with role and "
+                         f"content; {way}")
     for number, message in enumerate(messages, 1):
-        what = f"data {line.where} message {number},"
+        what = f"{where} message {number},"
         if not isinstance(message, dict):
-            raise ValueError(f"{what} is {shown(message)}, expected an object with role and content; {_CORRECT}")
+            raise ValueError(f"{what} is {shown(message)}, expected an object with role and content; {way}")
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or role not in ROLES:
             expected = f"{', '.join(ROLES[:-1])} or {ROLES[-1]}"
-            raise ValueError(f"{what} has the role {shown(role)}, expected {expected}; {_CORRECT}")
+            raise ValueError(f"{what} has the role {shown(role)}, expected {expected}; {way}")
         if not isinstance(content, str) and not (content is None and isinstance(message.get("tool_calls"), list)):
             raise ValueError(f"{what} has {shown(content)} as content, expected a string (pictures and other parts are not "
-                             f"read); {_CORRECT}")
+                             f"read); {way}")
     return messages
 
 

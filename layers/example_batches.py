@@ -1,7 +1,7 @@
 """Batches of examples: several short examples in a row, kept apart, the loss on answers alone.
 
-Covers `ExampleBatches` and `ExampleValidation`. data.py makes batches of texts, examples.py keeps examples, packing.py decides
-which examples share a row.
+Covers `ExampleBatches`, `ExampleValidation` and `one_a_row`. data.py makes batches of texts, examples.py keeps examples,
+packing.py decides which examples share a row.
 
 An example in a row has its tokens but the last. Its targets are the next tokens where these belong to an answer, otherwise
 IGNORED. Its positions begin at 0, and attention stays within it, so its loss is the one that it has alone. Behind the last
@@ -14,7 +14,7 @@ where chats of like length shared a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from asynctile.layers.packing import PackedRows, fitting
 from asynctile.layers.shuffle import shuffled
 from asynctile.ops.cross_entropy import IGNORED
 
-__all__ = ["ExampleBatches", "ExampleValidation"]
+__all__ = ["ExampleBatches", "ExampleValidation", "one_a_row"]
 
 #: The id of padding. Any would do: nothing learns from it.
 _PADDING = 0
@@ -103,6 +103,14 @@ class ExampleValidation:
             yield targets[targets != IGNORED]
 
 
+def one_a_row(examples: Sequence[Example], seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (tokens, targets) with each example in a row of its own, in the shortest rows that `fitting` knows."""
+    lengths = np.clip([len(example.ids) - 1 for example in examples], 1, seq_len)
+    size = fitting(lengths, len(examples) + 1, seq_len).size
+    tokens, targets, _ = _batch(([example] for example in examples), len(examples), size)
+    return tokens, targets
+
+
 def _packing(lengths: NDArray[np.int64], batch_size: int, seq_len: int) -> PackedRows:
     """Return the rows of examples of so many tokens each, the last one included, which is a target alone.
 
@@ -117,7 +125,9 @@ def _targets(example: Example, most: int) -> tuple[NDArray[np.int64], NDArray[np
     return ids[:-1], np.where(example.answers[1 : most + 1], ids[1:], IGNORED)
 
 
-def _batch(packed: Iterable[list[Example]], batch_size: int, size: int) -> Batch:
+def _batch(
+    packed: Iterable[list[Example]], batch_size: int, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of examples as arrays (B, T), with ignored rows up to `batch_size`."""
     tokens = np.full((batch_size, size), _PADDING, np.int64)
     targets = np.full((batch_size, size), IGNORED, np.int64)

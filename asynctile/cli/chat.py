@@ -13,15 +13,13 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from typing import Any
 
-import numpy as np
-
 from asynctile.cli.sample import stream_text
 from asynctile.cli.saved_model import Saved
 from asynctile.cli.terminal import say
 from asynctile.layers import Model, Sampling
 from asynctile.layers.chat_format import ANSWERING
 from asynctile.layers.chat_renderer import Renderer
-from asynctile.layers.jsonl import without_halves
+from asynctile.layers.conversations import prompt_of
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage import documents
@@ -74,11 +72,7 @@ class Chat:
 
     async def _print_answer(self, message: str, model: Model, ends: Collection[int]) -> None:
         self._messages.append({"role": "user", "content": message})
-        text = await documents.finish(asyncio.to_thread(self._renderer.prompt, self._messages))
-        prompt = np.asarray(self._tokenizer.encode(without_halves(text)), np.int64)
-        if not prompt.size:
-            raise ValueError(f"the chat template of {self._renderer.place} makes no tokens of the conversation; correct it, or "
-                             "name another with --chat-template")
+        prompt = await documents.finish(asyncio.to_thread(prompt_of, self._renderer, self._tokenizer, self._messages))
         answer = ""
         stopping = Stopping(ends, self._strings)
         async with aclosing(stream_text(model, self._tokenizer, prompt, max_new_tokens=self._given["max_new_tokens"],

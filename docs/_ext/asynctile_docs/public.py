@@ -14,7 +14,7 @@ MODULES = {
     "asynctile.layers": (
         "Model", "GPT2", "GPT2Config", "LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config", "Trainer", "AdamW",
         "LoRA", "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token", "Tokenizer", "ByteTokenizer",
-        "open_tokenizer",
+        "open_tokenizer", "Chats",
     ),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
@@ -59,6 +59,7 @@ SHOWN = {
     "asynctile.layers.LoRA": ("scaling",),
     "asynctile.layers.StepReport": ("as_dict",),
     "asynctile.layers.Server": ("generate", "publish", "aclose"),
+    "asynctile.layers.Chats": ("batch", "prompt", "close"),
     # Its vocab_size and fingerprint are those of Tokenizer.
     "asynctile.layers.ByteTokenizer": ("encode", "decode", "save", "special", "to_json"),
     "asynctile.metrics.EngineCollector": ("collect",),
@@ -79,6 +80,7 @@ INTERNAL = {
 #: Classes that a program makes by calling them; the page shows no arguments for the others.
 CONSTRUCTED = {
     "asynctile.Engine", "asynctile.layers.GPT2Config", "asynctile.layers.Trainer", "asynctile.layers.AdamW",
-    "asynctile.layers.LoRA", "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.metrics.EngineCollector",
+    "asynctile.layers.LoRA", "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.layers.Chats",
+    "asynctile.metrics.EngineCollector",
     *_ROTARY,
 }  # fmt: skip
