@@ -49,7 +49,8 @@ class Attacker:
         shutil.copytree(original, copy)
         harm, around = self._harm(copy, target, order, chance)
         written = {"it": copy, "new": new, None: None}[order.writes]
-        words = order.words.format(it=copy, new=new, text=self.prey.text, shape=self.prey.shape).split()
+        known = {"text": self.prey.text, "shape": self.prey.shape, "model": self.prey.original("model")}
+        words = order.words.format(it=copy, new=new, **known).split()
         before, stood = survey(self._place, but=written), RunStanding.of(copy)
         end = self._bench.run(partial(main, words), around)
         touched = changes(before, survey(self._place, but=written))

@@ -122,7 +122,7 @@ def _goes_with(kind: str, site: Site, typed: bool) -> bool:
     if kind in ("endless shape", "odd length of header"):
         return is_weights(site)
     if kind == "planted path":
-        return name in ("run.json", "model.safetensors.index.json")
+        return name in ("adapter_config.json", "run.json", "model.safetensors.index.json")
     if kind == "stretched to 1 TiB":
         # A text of a tebibyte is no damage: reading it just takes long.
         return site.path.suffix != ".txt"

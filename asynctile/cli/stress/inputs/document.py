@@ -15,6 +15,8 @@ from asynctile.cli.stress.inputs.site import Site
 
 __all__ = ["DOCUMENT", "ODD", "is_document", "is_weights", "says_dtypes"]
 
+#: The fields that name paths.
+_PATHS = ("data", "model", "spill", "out", "trace", "tokenizer", "base_model_name_or_path")
 _HOLE = "\x00hole"
 _DEPTHS = (100, 1_000, 5_000, 100_000)
 _NUMBERS = ("9" * 100, "9" * 400, "-" + "9" * 400, "9" * 5000, "1e400", "-1e400", "1e-400", "NaN", "Infinity", "-Infinity",
@@ -223,4 +225,4 @@ def _is_number(key: Any, value: Any) -> bool:
 
 
 def _may_name_a_path(key: Any, value: Any) -> bool:
-    return key in ("data", "model", "spill", "out", "trace", "tokenizer") or str(value).endswith(".safetensors")
+    return key in _PATHS or str(value).endswith(".safetensors")

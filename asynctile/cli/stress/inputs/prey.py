@@ -1,7 +1,7 @@
 """The files to be damaged, made once by the program itself, and the commands that read them.
 
-Covers `Prey`, the folders (a small run, model folders, texts), and the orders. Each case works on a copy. Beside the copies is
-a twin of everything, which must stay as it is: links and paths lead to it, and it is checked after every case.
+Covers `Prey`, the folders (a small run, model folders, an adapter, texts), and the orders. Each case works on a copy. Beside
+the copies is a twin of everything, which must stay as it is: links and paths lead to it, and it is checked after every case.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 
 from asynctile.cli.stress.inputs.trial import End
 from asynctile.storage.tensors import TensorReader, TensorWriter
@@ -23,16 +24,19 @@ __all__ = ["NEWEST", "STEPS", "Order", "Prey", "draw_order", "draw_target"]
 _SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 300}
 STEPS = 4
 #: Targets of damage and their share of all cases.
-TARGETS = {"run": 0.48, "model": 0.13, "shards": 0.11, "data": 0.08, "vocabulary": 0.05, "options": 0.04, "process": 0.11}
+TARGETS = {
+    "run": 0.42, "model": 0.13, "shards": 0.11, "adapter": 0.08, "data": 0.08, "vocabulary": 0.05, "options": 0.04,
+    "process": 0.09,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Order:
     """A command.
 
-    words: with placeholders for the copy and for a new folder. writes: which of the two it writes, if any. opens: patterns of
-    the files that it reads in the copy; damage elsewhere says little. checks: files of a run's newest checkpoint whose
-    checksums it verifies.
+    words: with placeholders for the copy, for a new folder and for undamaged files. writes: which of the first two it writes,
+    if any. opens: patterns of the files that it reads in the copy; damage elsewhere says little. checks: files of a run's
+    newest checkpoint whose checksums it verifies.
     """
 
     words: str
@@ -46,6 +50,7 @@ class Order:
 
 
 _LOADED = ("config.json", "model.safetensors")
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 NEWEST = f"checkpoints/step-{STEPS:06}"
 _RUN = (".", "run.json", "checkpoints")
 _SAVED = (NEWEST, f"{NEWEST}/checksums.json", *(f"{NEWEST}/{name}" for name in _LOADED))
@@ -78,6 +83,11 @@ ORDERS: dict[str, tuple[Order, ...]] = {
         Order(f"generate {{it}} {_GENERATE}", ("*",)),
         Order("plan --model {it}", (".", "config.json", "tokenizer.json")),
         Order(f"{_TRAIN} 1 --model {{it}} --data {{text}} --out {{new}}", ("*",), "new"),
+    ),
+    "adapter": (
+        *(2 * (Order(f"generate {{it}} {_GENERATE}", ("*",)),)),
+        Order(f"generate {{model}} --adapter {{it}} {_GENERATE}", (".", *_ADAPTER, "tokenizer.json")),
+        Order("merge {model} {it} {new}", (".", *_ADAPTER), "new"),
     ),
     "data": (
         Order(f"{_TRAIN} 1 --model {{shape}} --data {{it}} --out {{new}}", ("*",), "new"),
@@ -142,10 +152,8 @@ class Prey:
         (whole / "options").mkdir()
         (whole / "options" / "run.toml").write_text(_TOML)
         self.shape.write_text(json.dumps(_SHAPE))
-        words = f"{_TRAIN} {STEPS} --save-every 2 --model {self.shape} --tokenizer bpe:300 --data {self.text} --out"
-        end = run_command([*words.split(), str(whole / "run")])
-        if end.status:
-            raise RuntimeError(f"an undisturbed training ended with status {end.status}: {end.err.decode()}")
+        options = f"{STEPS} --save-every 2 --model {self.shape} --tokenizer bpe:300 --data {self.text}"
+        _train(run_command, options, whole / "run")
         newest = whole / "run" / "checkpoints" / f"step-{STEPS:06}"
         for name in ("model", "shards"):
             (whole / name).mkdir()
@@ -153,6 +161,12 @@ class Prey:
             shutil.copy(whole / "run" / "tokenizer.json", whole / name)
         shutil.copy(newest / "model.safetensors", whole / "model")
         _cut(newest / "model.safetensors", whole / "shards")
+        (whole / "adapter").mkdir()
+        with TemporaryDirectory(dir=self.folder) as name:
+            _train(run_command, f"1 --model {whole / 'model'} --lora r=2 --data {self.text}", Path(name) / "run")
+            for file in _ADAPTER:
+                shutil.copy(Path(name) / "run" / "checkpoints" / "step-000001" / file, whole / "adapter")
+        shutil.copy(whole / "run" / "tokenizer.json", whole / "adapter")
         (whole / "vocabulary").mkdir()
         _write_vocabulary(whole / "run" / "tokenizer.json", whole / "vocabulary")
 
@@ -163,6 +177,13 @@ def draw_target(chance: random.Random) -> str:
 
 def draw_order(chance: random.Random, target: str) -> Order:
     return chance.choice(ORDERS[target])
+
+
+def _train(run_command: Callable[[list[str]], End], words: str, run: Path) -> None:
+    """Run an undisturbed training. words: its options, the number of steps first. run: its new folder."""
+    end = run_command([*_TRAIN.split(), *words.split(), "--out", str(run)])
+    if end.status:
+        raise RuntimeError(f"an undisturbed training ended with status {end.status}: {end.err.decode()}")
 
 
 def _write_vocabulary(tokenizer: Path, folder: Path) -> None:
