@@ -97,7 +97,8 @@ def build_parser(version: str) -> Parser:
         help="plan for another machine: a100-40gb, a100-80gb, a100-node, h100, h200, laptop, rtx-4090, rtx-5090, or a TOML "
              "file that describes one (default: this machine)")
     plan.add_argument("--search", metavar="TIME", type=values.duration,
-        help="try other tiles, updates, recomputation and micro-batches for this time (30s, 2m), and name the fastest settings "
+        help="try other tiles, updates, recomputation, micro-batches and, on several GPUs, replicas for this time (30s, 2m); "
+             "name the fastest settings and what each saves, then what twice and half of the typed caps change "
              "(default: none)")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON for other programs, times in seconds and "
                       "memory in bytes")

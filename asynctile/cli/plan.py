@@ -23,7 +23,7 @@ from asynctile.cli.placement import warn_of_excess
 from asynctile.cli.planning import plan_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import existing_run, recorded_rates
-from asynctile.cli.search import MORE_RAM, faster
+from asynctile.cli.search import CAPS, MORE_RAM, SETTINGS, faster, under_other_caps
 from asynctile.cli.terminal import complain, print_rows, say
 from asynctile.cli.tracing import check_path
 from asynctile.cli.verdict import Verdict, placed_on
@@ -31,7 +31,7 @@ from asynctile.collector import without_collections
 from asynctile.errors import BudgetError
 from asynctile.layers.plan import Plan
 from asynctile.layers.tokenizer import has_tokenizer
-from asynctile.measure.hardware import Hardware, hardware
+from asynctile.measure.hardware import GPU, Hardware, hardware
 from asynctile.measure.simulated_trace import write_simulated
 from asynctile.measure.virtual import Timeline
 from asynctile.schedule.schedule import Schedule
@@ -73,9 +73,7 @@ def run(given: dict[str, Any]) -> int:
             until = time.monotonic() + given["search"]
             stages.begin("searching for faster settings")
             quietly = partial(plan_of, shape, there=there, rates=rates, gemm_rate=gemm_rate, stage=lambda text: None)
-            most_ram = round(MORE_RAM * verdict.plan.host_bytes) if there is None else there.ram
-            verdict = replace(verdict, searched=True, found=faster(
-                verdict.options, verdict.plan, quietly, lambda: time.monotonic() > until, most_ram))  # fmt: skip
+            verdict = _searched(verdict, options, quietly, lambda: time.monotonic() > until)
         if options.trace is not None:
             stages.begin("writing the trace")
             shown.write(options.trace)
@@ -108,6 +106,33 @@ def _verdict(options: Options, there: Hardware | None, plan: Callable[[Options, 
         if not verdict.missing:
             break
     return verdict
+
+
+def _searched(
+    verdict: Verdict, options: Options, plan: Callable[[Options], Plan], is_over: Callable[[], bool]
+) -> Verdict:
+    """Return the verdict with faster settings, and with what other caps than the typed ones would change.
+
+    options: as they were typed. plan: plans other options on the same machine. is_over: whether to stop.
+    """
+    there = verdict.hardware
+    most_ram = round(MORE_RAM * verdict.plan.host_bytes) if there is None else there.ram
+    may_replicate = there is not None and there.kind == GPU and options.device == "auto"
+    settings = (*SETTINGS, "replicas") if may_replicate else SETTINGS
+
+    def placed(other: Options) -> Plan:
+        """Plan options on as many GPUs as they have replicas."""
+        if there is None or not may_replicate:
+            return plan(other)
+        if other.replicas > there.count:
+            raise ValueError(f"{there.title} has no GPU for each of {other.replicas} replicas")
+        return plan(replace(other, device=there.first(other.replicas)))
+
+    found = faster(verdict.options, verdict.plan, placed, is_over, most_ram, settings)
+    best = replace(verdict.options, **found.changes if found else {})
+    most = (None, None) if there is None else (there.memory, there.ram)
+    typed = {name: nbytes for name, nbytes in zip(CAPS, most, strict=True) if getattr(options, name) is not None}
+    return replace(verdict, searched=True, found=found, caps=tuple(under_other_caps(best, placed, is_over, typed)))
 
 
 class _Shown:

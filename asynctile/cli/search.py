@@ -1,13 +1,14 @@
 """Faster settings of a run, found by planning: `asynctile plan --search` names them, `asynctile train --auto` takes them.
 
 They are tried one by one, until a time is over. Only settings that keep the training the same are tried: they change at most
-the last bits of its results. Each try is a whole plan, whose seconds the virtual clock estimates.
+the last bits of its results. Each try is a whole plan, whose seconds the virtual clock estimates. A typed cap is a limit, so a
+search keeps it; `under_other_caps` says what more or less memory would change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +22,12 @@ from asynctile.layers.plan import Plan
 from asynctile.layers.update_placement import UPDATES
 from asynctile.schedule.rates import Rates
 
-__all__ = ["MORE_RAM", "Found", "faster", "faster_than_defaults"]
+__all__ = ["CAPS", "MORE_RAM", "SETTINGS", "Found", "UnderCap", "faster", "faster_than_defaults", "under_other_caps"]
 
-#: The settings that a search changes.
+#: The settings that a search changes. On a machine with several GPUs it also changes "replicas".
 SETTINGS = ("tile", "update", "recompute", "micro_batches")
+#: The options that are caps on memory.
+CAPS = ("device_memory", "host_memory")
 
 #: A setting must make the step shorter by this share, or it is not worth typing. Estimates are no better than that.
 LEAST_GAIN = 0.02
@@ -36,14 +39,33 @@ MORE_RAM = 1.1
 
 @dataclass(frozen=True)
 class Found:
-    """Settings that beat those of the run. plan: with all of them together. changes: by option, the value to type."""
+    """Settings that beat those of the run.
+
+    plan: with all of them together. changes: by option, the value to type. gains: by option, the share of a step that the
+    change saved when the search made it.
+    """
 
     plan: Plan
     changes: dict[str, Any]
+    gains: dict[str, float] = field(default_factory=dict)
 
     def words(self) -> str:
         """Return the settings as they are typed."""
         return " ".join(typed(name, value) for name, value in self.changes.items())
+
+    def with_(self, name: str, value: Any, plan: Plan) -> Found:
+        """Return these settings with one more change, which leads to `plan`."""
+        left = (1 - self.gains.get(name, 0.0)) * plan.step_s / self.plan.step_s
+        return Found(plan, self.changes | {name: value}, self.gains | {name: 1 - left})
+
+
+@dataclass(frozen=True)
+class UnderCap:
+    """A step under another cap. name, nbytes: of the cap. plan: of the step, None if it does not fit."""
+
+    name: str
+    nbytes: int
+    plan: Plan | None
 
 
 def faster(
@@ -64,8 +86,7 @@ def faster(
                 continue
             if is_over():
                 return best if best.changes else None
-            changes = best.changes | {name: value}
-            other = replace(options, **changes)
+            other = replace(options, **best.changes | {name: value})
             if _key(other) in tried:
                 continue
             tried.add(_key(other))
@@ -74,7 +95,7 @@ def faster(
             except (BudgetError, ValueError):  # it does not fit, or a batch cannot be cut like that
                 continue
             if found.step_s < (1 - LEAST_GAIN) * best.plan.step_s and found.host_bytes <= most_ram:
-                best = Found(found, changes)
+                best = best.with_(name, value, found)
         if best is before:
             return best if best.changes else None
 
@@ -97,6 +118,26 @@ def faster_than_defaults(
         return faster(options, first, plan, is_over, round(MORE_RAM * first.host_bytes), unset)
 
 
+def under_other_caps(
+    options: Options, plan: Callable[[Options], Plan], is_over: Callable[[], bool], most: Mapping[str, int | None]
+) -> Iterator[UnderCap]:
+    """Yield each cap of `most` that the options have, once doubled and once halved, with the plan under it.
+
+    plan: plans other options. is_over: whether to stop. most: by cap, the bytes that the machine has, None
+    if nobody knows.
+    """
+    for name, there_is in most.items():
+        cap = getattr(options, name)
+        for nbytes in (2 * cap, cap // 2) if cap else ():
+            if is_over():
+                return
+            if there_is is None or nbytes <= there_is:
+                try:
+                    yield UnderCap(name, nbytes, plan(replace(options, **{name: nbytes})))
+                except BudgetError:
+                    yield UnderCap(name, nbytes, None)
+
+
 def _changes(options: Options, plan: Plan) -> Iterator[tuple[str, Any]]:
     """Yield single changes of the settings, the most promising first.
 
@@ -111,7 +152,9 @@ def _changes(options: Options, plan: Plan) -> Iterator[tuple[str, Any]]:
     for parts in (options.micro_batches * 2, options.micro_batches // 2):
         if 1 <= parts <= MOST_PARTS and options.batch_size % (parts * options.replicas) == 0:
             yield "micro_batches", parts
+    if options.batch_size % (2 * options.replicas * options.micro_batches) == 0:
+        yield "replicas", 2 * options.replicas
 
 
 def _key(options: Options) -> tuple[Any, ...]:
-    return options.tile, options.update, options.recompute, options.micro_batches
+    return options.tile, options.update, options.recompute, options.micro_batches, options.replicas

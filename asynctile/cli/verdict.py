@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from asynctile.cli.option import flag, typed
 from asynctile.cli.options import Options
-from asynctile.cli.search import LEAST_GAIN, Found
+from asynctile.cli.search import LEAST_GAIN, Found, UnderCap
 from asynctile.layers.plan import Plan
 from asynctile.measure.hardware import CORES, GPU, Hardware
 from asynctile.storage.sizes import format_size
@@ -52,7 +53,7 @@ class Verdict:
     """What a plan comes to.
 
     options: as they were planned. hardware: the machine, None for this one. searched: whether faster settings were searched;
-    found: those, None if there are none.
+    found: those, None if there are none. caps: the step with these settings under other caps than those that were typed.
     """
 
     plan: Plan
@@ -60,6 +61,7 @@ class Verdict:
     hardware: Hardware | None
     searched: bool = False
     found: Found | None = None
+    caps: tuple[UnderCap, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -92,21 +94,35 @@ class Verdict:
             ("verdict", f"fits{spill}: about {_lasting(self.plan.step_s)} a step, {self.plan.tokens_per_s:,.0f} tokens/s, "
                         f"{_lasting(self.steps * self.plan.step_s)} for {self.steps:,} steps"),
             *where,
-            *([("faster", self._faster())] if self.searched else []),
+            *(self._faster() if self.searched else []),
+            *[(f"{flag(one.name)} {format_size(one.nbytes)}", self._under(one)) for one in self.caps],
         ]
 
-    def _faster(self) -> str:
+    def _faster(self) -> list[tuple[str, str]]:
+        """Return all faster settings together, and then, if they are several, what each of them saves."""
         if self.found is None:
-            return f"nothing that saves {LEAST_GAIN:.0%} of a step"
-        plan = self.found.plan
-        return (f"{self.found.words()}: about {_lasting(plan.step_s)} a step, {plan.tokens_per_s:,.0f} tokens/s, "
-                f"{1 - plan.step_s / self.plan.step_s:.0%} less time")
+            return [("faster", f"nothing that saves {LEAST_GAIN:.0%} of a step")]
+        plan, gains = self.found.plan, self.found.gains
+        together = (f"{self.found.words()}: about {_lasting(plan.step_s)} a step, {plan.tokens_per_s:,.0f} tokens/s, "
+                    f"{1 - plan.step_s / self.plan.step_s:.0%} less time")
+        each = [(f"  {typed(name, self.found.changes[name])}", f"{gain:.0%} less") for name, gain in gains.items()]
+        return [("faster", together), *(each if len(each) > 1 else [])]
+
+    def _under(self, cap: UnderCap) -> str:
+        if cap.plan is None:
+            return "does not fit"
+        before = (self.plan if self.found is None else self.found.plan).step_s
+        share = cap.plan.step_s / before - 1
+        return f"about {_lasting(cap.plan.step_s)} a step, {abs(share):.0%} {'more' if share > 0 else 'less'} time"
 
     def as_dict(self) -> dict[str, object]:
         """Return the verdict and the plan for other programs; times in seconds, memory in bytes."""
         machine = None if self.hardware is None else self.hardware.title
-        found = None if self.found is None else {"options": self.found.changes, "step_s": self.found.plan.step_s}
-        return {"fits": not self.missing, "faster": found,
+        found = None if self.found is None else {
+            "options": self.found.changes, "step_s": self.found.plan.step_s, "gains": self.found.gains}  # fmt: skip
+        caps = [{"option": one.name, "bytes": one.nbytes, "step_s": None if one.plan is None else one.plan.step_s}
+                for one in self.caps]
+        return {"fits": not self.missing, "faster": found, "under_other_caps": caps,
                 "missing": self.missing, "machine": machine, "spill": self.spill, "steps": self.steps,
                 "all_steps_s": self.steps * self.plan.step_s, **self.plan.as_dict()}  # fmt: skip
 
