@@ -103,8 +103,13 @@ def build_parser(version: str) -> Parser:
     plan.add_argument("--json", action="store_true", help="print the plan as JSON for other programs, times in seconds and "
                       "memory in bytes")
     _add_stress(command("stress"))
-    command("info").add_argument("--measure", action="store_true",
+    info = command("info")
+    info.add_argument("--measure", action="store_true",
         help="measure this machine's cores, RAM and disk, and print a file for `asynctile plan --machine`")
+    info.add_argument("--device", metavar="NAME", type=values.name,
+        help="with --measure: the GPUs to measure in place of the cores, such as cuda:0 or cuda:0-3 (default: cpu)")
+    info.add_argument("--precision", metavar="NAME", type=values.name,
+        help="with --measure: fp32, tf32 or bf16, in which GPUs compute (default: fp32)")
     parser.commands = commands.choices
     return parser
 

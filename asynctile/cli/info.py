@@ -42,8 +42,11 @@ _LIBRARIES = (
 def run(given: dict[str, Any]) -> int:
     """Print devices, tiers and libraries, and return the exit status."""
     if given.get("measure"):
-        say(measured())
+        say(measured(given.get("device", "cpu"), given.get("precision", "fp32")))
         return 0
+    for name in ("device", "precision"):
+        if name in given:
+            raise ValueError(f"--{name} says what --measure measures; add --measure, or leave it out")
     print_rows([("asynctile", __version__), *_devices(), *_tiers(), *_blas(), ("loop", _loop()), *_libraries()])
     if core := os.environ.get("OPENBLAS_CORETYPE"):
         print(f"OPENBLAS_CORETYPE={core} overrides the core that OpenBLAS detects, which can halve its "

@@ -1,4 +1,4 @@
-"""This machine as a file for `asynctile plan --machine`: its cores, RAM and disk, measured.
+"""This machine as a file for `asynctile plan --machine`: its cores or GPUs, RAM and disk, measured.
 
 asynctile/measure/hardware.py reads such files.
 """
@@ -14,12 +14,18 @@ import numpy as np
 import psutil
 
 from asynctile.blas_threads import hold_one_thread, let_go
+from asynctile.cli.measured_gpus import Verbs, measured_gpus
 from asynctile.cli.terminal import complain
+from asynctile.device import resolved
+from asynctile.device.names import names_of
 from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2Config
-from asynctile.layers.verbs import verbs_at
+from asynctile.layers.machine import Machine
+from asynctile.layers.verbs import seconds_on_cores, verbs_at
 from asynctile.measure.cores import measure_cores
 from asynctile.measure.known import processor
+from asynctile.program.precision import check_precision
+from asynctile.schedule.rates import Rates
 from asynctile.storage.container import aligned_array
 from asynctile.storage.spill import SpillTier
 
@@ -33,9 +39,26 @@ HEAD = 64
 BLOCK_NBYTES, BLOCKS = 1 << 20, 256
 
 
-def measured() -> str:
-    """Return the file's text. AsynctileError if the machine has too little memory or disk to be measured."""
-    cores = len(os.sched_getaffinity(0))
+def measured(device: str = "cpu", precision: str = "fp32") -> str:
+    """Return the file's text.
+
+    device: "cpu", or the GPUs to measure with their links, such as "cuda:0-3". precision: of what GPUs compute. ValueError for
+    another device. AsynctileError if it is not there, or if there is too little memory or disk to measure with.
+    """
+    kind = names_of(resolved(device))[0].partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"--device {device} cannot be measured: its cores are those of cpu; name cpu, or GPUs such as cuda:0")
+    check_precision(precision, kind)
+    rates = _cores()
+    top, verbs = measured_gpus(device, precision) if kind == "cuda" else (_devices(rates), _verbs())
+    lines = [*top, "", *_ram(rates), "", *_disk()]
+    for edge, found in verbs.items():
+        lines += ["", f"[verbs.{edge}]", *(f"{verb} = {rate:.3e}" for verb, rate in found.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _cores() -> Rates:
+    """Return the rates of the cores. AsynctileError if they cannot be measured."""
     complain("asynctile info: measuring products, AdamW and copies ...")
     hold_one_thread()
     try:
@@ -44,7 +67,13 @@ def measured() -> str:
         let_go()
     if rates is None:
         raise AsynctileError("the cores cannot be measured: there is too little spare RAM, or no thread can be started")
-    lines = [
+    return rates
+
+
+def _devices(rates: Rates) -> list[str]:
+    """Return the lines about cores as devices."""
+    cores = len(os.sched_getaffinity(0))
+    return [
         f'title = "{processor() or "this machine"}, {cores} cores"',
         "",
         "[devices]",
@@ -53,28 +82,35 @@ def measured() -> str:
         f'memory_per_s = "{rates.memory_per_s:.0f}B"  # what AdamW reads and writes',
         f"operation_s = {rates.operation_s:g}  # assumed",
         f"flops_per_s = {{ fp32 = {rates.flops_per_s:.3e} }}  # products of 256 x 256 on all cores",
-        "",
+    ]
+
+
+def _verbs() -> Verbs:
+    """Return the rates of all kernels on all cores together, by tile edge."""
+    found = {}
+    for edge in EDGES:
+        complain(f"asynctile info: measuring every kernel at tiles of {edge} ...")
+        shape = GPT2Config(n_layer=1, n_head=edge // HEAD, n_embd=edge, block_size=edge, vocab_size=2 * edge)
+        found[edge] = verbs_at(edge, shape, Machine(device="cpu"), seconds_on_cores)
+    return found
+
+
+def _ram(rates: Rates) -> list[str]:
+    return [
         "[ram]",
         f'memory = "{psutil.virtual_memory().total}B"',
         f'updated_per_s = "{rates.updated_per_s:.0f}B"',
         f'copied_per_s = "{rates.copied_per_s:.0f}B"',
-        "",
     ]
+
+
+def _disk() -> list[str]:
     complain("asynctile info: measuring the disk of this folder ...")
-    lines += [
+    return [
         "[disk]  # of the folder in which this was measured, with checksums",
         f'memory = "{shutil.disk_usage(".").free}B"',
         f'per_s = "{_disk_per_s():.0f}B"',
     ]
-    for edge in EDGES:
-        complain(f"asynctile info: measuring every kernel at tiles of {edge} ...")
-        lines += ["", f"[verbs.{edge}]", *(f"{verb} = {rate:.3e}" for verb, rate in verbs_at(edge, _shape(edge)).items())]
-    return "\n".join(lines) + "\n"
-
-
-def _shape(edge: int) -> GPT2Config:
-    """Return a model whose tiles are whole ones of `edge`, with heads as wide as those of the published models."""
-    return GPT2Config(n_layer=1, n_head=edge // HEAD, n_embd=edge, block_size=edge, vocab_size=2 * edge)
 
 
 def _disk_per_s() -> float:

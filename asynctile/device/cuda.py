@@ -178,7 +178,7 @@ class CudaDevice(DeviceMemory):
         return math.nan if self._compute.trace is None else self._compute.stall_s
 
     def streams(self) -> list[TracedRunner]:
-        return [*self._cuda_streams(), *self._others]
+        return [*self.gpu_streams(), *self._others]
 
     def close(self, patience_s: float | None = None) -> None:
         # Close the host's streams first: their pending work may wait for the GPU, and the GPU for that work.
@@ -188,7 +188,7 @@ class CudaDevice(DeviceMemory):
         self._gpus.recorder.close()
         self._gpus.remove(self.driver)
         self._context.close()
-        for stream in self._cuda_streams():
+        for stream in self.gpu_streams():
             stream.destroy()
         self._closed = True
         self._pinned.clear()
@@ -202,7 +202,8 @@ class CudaDevice(DeviceMemory):
     def _called(self, stream: str) -> str:
         return stream_name(stream, self._number, self._gpus.count)
 
-    def _cuda_streams(self) -> list[CudaStream]:
+    def gpu_streams(self) -> list[CudaStream]:
+        """Return its streams on the GPU: compute, upload, download and, if it has siblings, peer."""
         return [self._compute, self._up, self._down, *[self._peer] * (self._gpus.count > 1)]
 
     def _down_to(

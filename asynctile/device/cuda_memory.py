@@ -46,7 +46,7 @@ class DeviceMemory:
         taken: list[int] = []
 
         def take(nbytes: int) -> int:
-            taken.append(self._malloc(nbytes))
+            taken.append(self.allocate(nbytes))
             return taken[-1]
 
         pool.memory = Slabs(pool, take)
@@ -55,7 +55,7 @@ class DeviceMemory:
     def map_ground(self, ground: Ground) -> None:
         """Allocate the whole ground at once. Raises BudgetError if the GPU has too little memory."""
         if ground.memory is None:
-            ground.memory = Contiguous(self._malloc(ground.nbytes))
+            ground.memory = Contiguous(self.allocate(ground.nbytes))
             weakref.finalize(ground.memory, self.driver.free, ground.memory.whole).atexit = False
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -68,7 +68,8 @@ class DeviceMemory:
         The slots of a slab are freed together, so an arena on a GPU is rigid (storage/arena.py).
         """
 
-    def _malloc(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
+        """Allocate memory of the GPU and return its address, for `Driver.free`. BudgetError if the GPU has too little."""
         try:
             return self.driver.malloc(nbytes)
         except OutOfMemory as error:

@@ -7,14 +7,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 
 from asynctile.blas_threads import hold_one_thread, let_go
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.kernels.cpu import KERNELS
 from asynctile.program.operation import Operation
+from asynctile.program.precision import BF16
 
 #: What decides how long a call takes: the kernel, the shape and type of each operand, and the arguments.
 Call = tuple[str, tuple[tuple[tuple[int, ...], str], ...], tuple[int | float | bool, ...]]
@@ -51,9 +54,9 @@ def calls_on_all_cores_s(operations: Sequence[Operation], apart: int) -> dict[Ca
 
 
 def _times(operation: Operation, apart: int) -> list[float]:
-    random, kernel = np.random.default_rng(1), KERNELS[operation.kernel]
+    kernel = KERNELS[operation.kernel]
     nbytes = sum(tile.nbytes for tile in operation.operands)
-    sets = [[_array(random, tile.shape, tile.dtype) for tile in operation.operands] for _ in range(1 + apart // max(nbytes, 1))]
+    sets = [[operand(tile.shape, tile.dtype) for tile in operation.operands] for _ in range(1 + apart // max(nbytes, 1))]
     number = [] if operation.number is None else [np.zeros(1)]
     spent = []
     for arrays in islice(cycle(sets), max(TRIES, len(sets))):
@@ -63,6 +66,14 @@ def _times(operation: Operation, apart: int) -> list[float]:
     return spent
 
 
-def _array(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """Return small positive numbers; zeros where the type is no float, which are tokens."""
-    return random.random(shape).astype(dtype) if np.dtype(dtype).kind == "f" else np.zeros(shape, dtype)
+def operand(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Return small positive numbers, which repeat; zeros where the type is no float, since those are tokens."""
+    if np.dtype(dtype) == BF16:
+        return np.resize(to_bf16(_numbers()), shape)
+    return np.resize(_numbers(), shape).astype(dtype) if np.dtype(dtype).kind == "f" else np.zeros(shape, dtype)
+
+
+@cache
+def _numbers() -> np.ndarray:
+    """Return numbers that operands repeat, because drawing them takes longer than the calls."""
+    return np.random.default_rng(1).random(65_521, np.float32)
