@@ -22,7 +22,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.ops.attention_page import NOBODY
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation, device_named
-from asynctile.program.program import Fetch
+from asynctile.program.program import Fetch, Program
 from asynctile.storage.tile import Tile
 from tests.laws import law
 from tests.layers.families import FAMILIES, NAMES
@@ -42,11 +42,16 @@ class Decoder:
         self.caches = Caches(model_state_of(model).parameters, 1, self.most)
         self.tokens = texts(model)
         self.logits: dict[tuple[int, int], bytes] = {}
+        #: by number of rows
+        self.programs: dict[int, Program] = {}
 
     async def run(self, pieces: Iterable[Piece], rows: int) -> None:
         """Run one program of `rows` rows, of which these pieces fill the first."""
         pieces = list(pieces)
-        program = record_decode(model_state_of(self.model).parameters, self.caches, rows=rows, pages=(self.most,), wanted=rows)
+        if rows not in self.programs:
+            parameters = model_state_of(self.model).parameters
+            self.programs[rows] = record_decode(parameters, self.caches, rows=rows, pages=(self.most,), wanted=rows)
+        program = self.programs[rows]
         spans = [Span(self.tokens[i, start : start + count], start, self.numbers[i]) for i, start, count in pieces]
         inputs = inputs_of([spans], self.caches.positions, rows, (self.most,))
         found = np.empty((rows, self.model.config.vocab_size), np.float32)
