@@ -6,6 +6,7 @@ The interpreter runs them by the plain verbs. test_bf16_training.py tests whole 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ FEW = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=FEW)
+@pytest.fixture(params=FEW, scope="module")
 def shape(request: pytest.FixtureRequest) -> Shape:
     return (LIGHT | FAMILIES)[request.param]
 
@@ -76,7 +77,9 @@ def parameters_of(shape: Shape, precision: str = "bf16") -> Parameters:
     return Parameters(shape.config, Tiling(shape.config, shape.tile), precision)
 
 
+@lru_cache(maxsize=6 * len(PROGRAMS))
 def recorded(shape: Shape, kind: str, precision: str = "bf16", *, kept: int = 0) -> tuple[Parameters, Program]:
+    """Return a program and its parameters; the tests of one shape, which run one after another, share them."""
     parameters = parameters_of(shape, precision)
     rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
     return parameters, record(kind, parameters, rows, kept=min(kept, parts_of(shape.config)))

@@ -5,6 +5,8 @@ test_same_programs.py tests that recording is pure.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 
 from asynctile.layers.gpt2.config import GPT2Config
@@ -29,13 +31,15 @@ KEPT = [0, 2, 3]
 PROGRAMS = [(kind, kept) for kind in KINDS for kept in (KEPT if kind in TRAINING else [0])]
 
 
+@lru_cache(maxsize=2 * len(PROGRAMS))
 def recorded(shape: Shape, kind: str, *, kept: int = 0) -> tuple[Parameters, Program]:
+    """Return a program and its parameters; the tests of one shape, which run one after another, share them."""
     parameters = shape.parameters()
     rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
     return parameters, record(kind, parameters, rows, kept=min(kept, parts_of(shape.config)))
 
 
-@pytest.fixture(params=[*LIGHT, *NAMES])
+@pytest.fixture(params=[*LIGHT, *NAMES], scope="module")
 def shape(request: pytest.FixtureRequest) -> Shape:
     return (LIGHT | FAMILIES)[request.param]
 
