@@ -38,6 +38,8 @@ from tests.settle import HANG_S
 RUNS = {"played": lambda _: None, "by coroutines": by_coroutines}
 #: The others have no verb or tensor that these do not have.
 FEW = pytest.mark.parametrize("shape", ["gpt2", "qwen3", law("llama"), law("mistral"), law("qwen2")], indirect=True)
+#: For places and modes, which are the same for all families.
+ONE = pytest.mark.parametrize("shape", ["qwen3", *(law(name) for name in SHAPES if name != "qwen3")], indirect=True)
 _yardsticks: dict[tuple[Shape, int, float | None], Outcome] = {}
 
 
@@ -63,8 +65,9 @@ def standing(shape: Shape) -> int:
     return shape.parameters().tuned(Tuning(lora_of(shape.config))).states_nbytes
 
 
-@pytest.mark.parametrize(("share", "prefetch", "recompute", "prepare"), covering(
-    [None, 0.25, "floor"], [2, 8, 0], [True, False], RUNS))  # fmt: skip
+@pytest.mark.parametrize(("shape", "share", "prefetch", "recompute", "prepare"), covering(
+    ["gpt2", "qwen3", "llama", "mistral", "qwen2"], [None, 0.25, "floor"], [2, 8, 0], [True, False], RUNS, few=3
+), indirect=["shape"])  # fmt: skip
 async def test_no_budget_and_no_mode_changes_a_bit(
     shape: Shape, share: str | float | None, prefetch: int, recompute: bool, prepare: Any
 ) -> None:
@@ -79,7 +82,7 @@ async def test_no_budget_and_no_mode_changes_a_bit(
         assert found.uploaded_bytes > standing(shape) / 3
 
 
-@FEW
+@ONE
 @pytest.mark.parametrize(("device", "caps", "update"), [
     ("emulated", {"device_memory": 0.3, "host_memory": 0.6}, "device"),
     law("emulated", {"device_memory": 0.3, "host_memory": 1.2}, "host"),
@@ -95,7 +98,7 @@ async def test_no_spill_folder_and_no_place_of_updates_changes_a_bit(
     assert_same_bits(await adapted_outcome(shape, device=device, engine_options=options, update=update), await yardstick(shape))
 
 
-@FEW
+@ONE
 async def test_clipping_is_equal_bit_for_bit_at_the_floor(shape: Shape) -> None:
     resident = await yardstick(shape, clip_norm=0.01)
     assert min(resident.norms) > 0.01
@@ -130,7 +133,7 @@ async def test_no_cap_on_a_gpu_changes_a_bit(name: str, precision: str) -> None:
     assert_same_bits(*found)
 
 
-@FEW
+@ONE
 @pytest.mark.parametrize("device", ["emulated", law("cpu")])
 async def test_every_step_after_the_first_is_played(shape: Shape, device: str) -> None:
     cap = None if device == "cpu" else max(floor_of(shape), standing(shape) // 2)

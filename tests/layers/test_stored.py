@@ -82,7 +82,7 @@ async def options_at(place: str, folder: Path, shape: Shape, spill: Path) -> dic
     return {**options, cap: caught.value.floor}
 
 
-@pytest.mark.parametrize(("place", "prepare"), covering(list(PLACES), RUNS))
+@pytest.mark.parametrize(("family", "place", "prepare"), covering(list(SHAPES), list(PLACES), RUNS))
 async def test_no_place_changes_a_bit(
     family: str, place: str, prepare: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
