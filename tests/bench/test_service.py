@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bench.shell import ROOT, clean, run
+from tests.laws import law
 
 
 async def test_the_client_keeps_asking_without_answers_and_then_takes_every_answer() -> None:
@@ -72,7 +73,8 @@ async def test_latency_counts_from_the_due_time_of_a_request_and_in_the_phase_of
 
 
 @pytest.mark.parametrize(
-    ("side", "phases"), [("asynctile, uvloop", 6), pytest.param("torch in a thread, asyncio", 5, marks=pytest.mark.reference)]
+    ("side", "phases"),
+    [law("asynctile, uvloop", 6), pytest.param("torch in a thread, asyncio", 5, marks=pytest.mark.reference)],
 )
 def test_a_service_answers_in_every_phase_of_a_training(side: str, phases: int) -> None:
     tiny = ("--rounds=1", "--idle=0.2", "--seconds=0.1", "--layers=1", "--width=32", "--length=16", "--batch=1", "--vocab=64")
