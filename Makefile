@@ -18,8 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Python compiles a module to bytecode when it first imports it. Most installed modules are never imported.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-# Two processes a core, because half of a test's time is waiting; at most 8. A process that has finished takes tests from another.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * len(os.sched_getaffinity(0))))')
+# Three processes a core, because half of a test's time is waiting; at most 8. A process that has finished takes tests from another.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaffinity(0))))')
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # Where torch is installed, every process would spend seconds importing it for tests that it does not run.
 NO_TORCH := --ignore=tests/reference --ignore=tests/gpu/test_torch.py
