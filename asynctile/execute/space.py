@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,15 +18,18 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.sizes import format_size
 
+#: Free slots of each size that temporaries take in turn where operations run. The last ones freed may be in the cores' caches.
+APART = 16
+
 
 def space_of(arenas: Sequence[Arena], asked: Sequence[Demand], *, spills: bool, prefetch: int, rates: Rates) -> Space:
     """Return the space in `arenas`, cut for the demands in `asked` on a device and on RAM, as `decide` takes it.
 
     spills: whether a disk is below RAM. prefetch: the depth. rates: of device and host.
     """
-    top, ram = _cut(arenas[0], Counter()), None
+    top, ram = _cut(arenas[0], asked[0], APART), None
     if len(arenas) > 1:
-        ram = _cut(arenas[1], _temporaries(asked[1], arenas[1].alignment))
+        ram = _cut(arenas[1], asked[1])
     return Space(top, ram, PAGE if spills else None, prefetch, rates)
 
 
@@ -58,8 +62,10 @@ def must_decide(program: Program, space: Space, arenas: Sequence[Arena], asked: 
     return schedule
 
 
-def _cut(arena: Arena, spread: Counter[int]) -> Cut:
-    return Cut(arena.alignment, arena.cap, {}) if arena.divided else Cut(arena.alignment, None, spread)
+def _cut(arena: Arena, demand: Demand, apart: float = math.inf) -> Cut:
+    if arena.divided:
+        return Cut(arena.alignment, arena.cap, {})
+    return Cut(arena.alignment, None, _temporaries(demand, arena.alignment), apart)
 
 
 def _temporaries(demand: Demand, alignment: int) -> Counter[int]:

@@ -7,6 +7,7 @@ Pure: a function of its arguments. packing.py decides what moves in each tier, e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,12 +32,13 @@ class Cut(NamedTuple):
     """How one tier is cut.
 
     alignment: of its tiles, in bytes. cap: the bytes in which tiles come and go; None if all tiles stay, in slots. spread: for
-    each size, over how many slots temporaries are spread.
+    each size, over how many slots temporaries are spread. apart: how many free slots are kept, as in Level.
     """
 
     alignment: int
     cap: int | None
     spread: Mapping[int, int]
+    apart: float = math.inf
 
 
 class Space(NamedTuple):
@@ -116,7 +118,7 @@ def _levels(space: Space, devices: int) -> Levels:
 
 
 def _level(number: int, cut: Cut) -> Level:
-    return Level(number, cut.alignment, cut.spread, is_packed=cut.cap is not None)
+    return Level(number, cut.alignment, cut.spread, cut.apart, is_packed=cut.cap is not None)
 
 
 def plan_top(program: Program, space: Space, shared: Collection[Tile] = (), ahead: int | None = None) -> Packing | None:

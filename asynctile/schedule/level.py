@@ -5,6 +5,7 @@ It records where each tile stands, in what state, and which entries used which b
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -19,14 +20,16 @@ from asynctile.storage.tile import Tile
 class Level:
     """Tier `number`, whose tiles begin at multiples of `alignment`. is_packed: at given offsets; otherwise in slots.
 
-    With slots, a persistent tile has one of its own and temporaries share the others. Of each size, the first `spread[size]`
-    temporaries get new slots, and later ones the slot that was freed first. Sizes missing in `spread` reuse the slot that was
-    freed last.
+    With slots, a persistent tile has one of its own and temporaries share the others: of each size, up to `spread[size]` slots.
+    A temporary takes the slot that was freed first. If fewer than `apart` are free, it takes a new one, if there is one left.
+    What overwrites a slot waits for those who read it, so tiles in turn in one slot would be computed one after another.
     states: of the tiles whose bytes are in this level or below. places: of the tiles that stand here.
     written: for each tile, the entry that wrote it here last. saved: the entry that wrote its copy below.
     """
 
-    def __init__(self, number: int, alignment: int, spread: Mapping[int, int], *, is_packed: bool) -> None:
+    def __init__(
+        self, number: int, alignment: int, spread: Mapping[int, int], apart: float = math.inf, *, is_packed: bool
+    ) -> None:
         self.number = number
         self.is_packed = is_packed
         self.states: dict[Tile, State] = {}
@@ -34,7 +37,8 @@ class Level:
         self.written: dict[Tile, int] = {}
         self.saved: dict[Tile, int] = {}
         self._alignment = alignment
-        self._spread = dict(spread)
+        self._new_slots = dict(spread)
+        self._apart = apart
         self._own: dict[Tile, Place] = {}
         self._free: dict[int, deque[Place]] = defaultdict(deque)
         self._made: dict[int, int] = defaultdict(int)
@@ -92,12 +96,11 @@ class Level:
                 yield Standing(tile, self.number, state, place, self.written.get(tile, NOBODY), self.saved.get(tile, NOBODY))
 
     def _shared(self, size: int) -> Place:
-        free, spread = self._free[size], self._spread.get(size, 0)
-        if spread > 0:
-            self._spread[size] -= 1
-        if spread > 0 or not free:
-            return self._new(size)
-        return free.popleft() if size in self._spread else free.pop()
+        free = self._free[size]
+        is_new = len(free) < self._apart and self._new_slots.get(size, 0) > 0
+        if is_new:
+            self._new_slots[size] -= 1
+        return self._new(size) if is_new or not free else free.popleft()
 
     def _new(self, size: int) -> Place:
         self._made[size] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 
@@ -28,7 +29,7 @@ def space_by(chance: random.Random, program: Program, kind: str) -> Space:
     depth = chance.choice((1, 2, 8, 100))
     top_cap = _cap(chance, program, alignment, has_link=is_device) if above.endswith("+") else None
     spread = {size: chance.randint(0, 2) for size in (256, 4096, 5120)} if top_cap is None else {}
-    top = Cut(alignment, top_cap, spread)
+    top = Cut(alignment, top_cap, spread, chance.choice((1, 2, math.inf)))
     if not is_device:
         return Space(top, None, None if top_cap is None else PAGE, depth, CORES)
     below = Cut(64, None, {}) if not ram else Cut(PAGE, _ram_cap(chance, program), {})

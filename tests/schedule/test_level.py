@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,8 @@ from asynctile.storage.residency import STORED
 from asynctile.storage.tile import Tile
 
 
-def slots(spread: dict[int, int] | None = None) -> Level:
-    return Level(RAM, 64, spread=spread or {}, is_packed=False)
+def slots(spread: dict[int, int] | None = None, apart: float = math.inf) -> Level:
+    return Level(RAM, 64, spread=spread or {}, apart=apart, is_packed=False)
 
 
 def packed() -> Level:
@@ -35,12 +37,24 @@ def test_a_persistent_tile_keeps_one_slot_of_its_size_rounded_up() -> None:
     assert level.put(a) == Place(RAM, 64, 0)
 
 
-def test_temporaries_take_the_slot_that_was_freed_last() -> None:
+def test_temporaries_take_the_slot_that_was_freed_first() -> None:
     level, first, second = slots(), temporary("a"), temporary("b")
     places = [level.put(one) for one in (first, second)]
-    level.leave(first, None)
     level.leave(second, None)
+    level.leave(first, None)
     assert [level.put(temporary(name)) for name in "cde"] == [*reversed(places), Place(RAM, 64, 2)]
+
+
+def test_temporaries_that_come_and_go_take_so_many_slots_in_turn_as_are_kept_apart() -> None:
+    taken = {}
+    for apart in (0, 1, 3, 10):
+        level = slots({64: 5}, apart)
+        taken[apart] = []
+        for number in range(8):
+            one = temporary(f"{number}")
+            taken[apart].append(level.put(one).index)
+            level.leave(one, None)
+    assert taken == {0: [0] * 8, 1: [0] * 8, 3: [0, 1, 2, 0, 1, 2, 0, 1], 10: [0, 1, 2, 3, 4, 0, 1, 2]}
 
 
 def test_in_turn_new_slots_come_first_and_then_those_freed_first() -> None:
