@@ -7,8 +7,8 @@ An example in a row has its tokens but the last. Its targets are the next tokens
 IGNORED. Its positions begin at 0, and attention stays within it, so its loss is the one that it has alone. Behind the last
 example of a row there is padding: ignored as a target, and each token of it an example of its own, seen by no other token.
 
-The way not taken: rows of one example each, padded to a common length. Of 200 short chats, half of all tokens were padding even
-where chats of like length shared a batch.
+The way not taken: rows of one example each, padded to one of a few lengths. Padding costs time, and each length is one more
+program to plan (bench/bench_packing.py).
 """
 
 from __future__ import annotations
