@@ -235,6 +235,8 @@ class Renderer:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
+        if process.stdin.closed:
+            raise ValueError(f"the process of the chat template of {self.place} was closed; open another one")
         try:
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             process.stdin.flush()

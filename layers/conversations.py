@@ -38,7 +38,8 @@ class Chats:
     companions: those of the model, which have the template and the names of its special tokens. tokenizer: that of the model.
     template: the path of a file with another Jinja template.
 
-    ValueError, in one sentence, if there is no template, if it is not valid, or if Jinja is missing.
+    ValueError, in one sentence, if there is no template, if it is not valid, or if Jinja is missing. If a template takes too
+    much time or memory, its process is ended, and that call and all later ones raise ValueError.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class Chats:
 
         ValueError, with the number of the chat, for one without an answer in its row, or if the template refuses it.
         """
+        known = list(chats)  # outside of the lock, because making a chat may take a while
+        check_sizes(len(known), seq_len)
         with self._lock:
             examples = [chat_example(messages, None, self._tokenizer, self._renderer, f"chat {number}", _CORRECT)
-                        for number, messages in enumerate(chats, 1)]  # fmt: skip
-        check_sizes(len(examples), seq_len)
+                        for number, messages in enumerate(known, 1)]  # fmt: skip
         for number, example in enumerate(examples, 1):
             if not example.answers[1 : seq_len + 1].any():
                 raise ValueError(f"chat {number} has no token of an answer within {seq_len} tokens, so there is nothing to "

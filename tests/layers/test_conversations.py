@@ -48,6 +48,8 @@ async def test_a_prompt_ends_where_an_answer_begins_and_threads_may_ask(tmp_path
         assert [bytes(ids.tolist()) for ids in found] == [f"u:{n}\na:".encode() for n in range(20)]
         assert bytes(other.prompt(chat("a", "b", "c")).tolist()) == b"c>"
     chats.close()
+    with pytest.raises(ValueError, match=r"the process of the chat template of the model \(.*\) was closed; open another"):
+        chats.prompt(chat("a"))
 
 
 @pytest.mark.parametrize(("known", "sentence"), [
