@@ -1,10 +1,11 @@
 """What does it cost on a CPU to keep matrices in bfloat16, as a file has them?
 
-    python bench/bench_stored.py [--rounds 7] [--length 512] [--tokens 24] [--layers 30] [--vocab 49152] [--write]
+    python bench/bench_stored.py [--rounds 7] [--length 512] [--batch 8] [--tokens 24] [--layers 30] [--vocab 49152] [--write]
 
 A LLaMA of the shape of SmolLM2-135M with random weights, saved in bfloat16 and loaded twice on `cpu`: with weights="float32",
 and with weights="stored", which widens each tile as it is used. Measured: seconds of the logits of one sequence of --length
-tokens, whose bits are compared; milliseconds of a token of one greedy text after 8 tokens; and the bytes of all tiles in RAM.
+tokens, whose bits are compared; seconds of the loss of --batch such sequences, as `asynctile evaluate` computes it;
+milliseconds of a token of one greedy text after 8 tokens; and the bytes of all tiles in RAM.
 Targets: stored takes at most 1.1 times the seconds, and at most 0.51 of the bytes.
 """
 
@@ -45,6 +46,15 @@ def logits_of(model: Model, tokens: Any) -> Side:
     return side
 
 
+def loss_of(model: Model, tokens: Any) -> Side:
+    async def side() -> float:
+        began = time.perf_counter()
+        await model.loss(tokens, tokens)
+        return time.perf_counter() - began
+
+    return side
+
+
 def text_of(server: Any, config: LlamaConfig, count: int) -> Side:
     async def side() -> float:
         (prompt,) = prompts(config, 1, 8)
@@ -55,25 +65,25 @@ def text_of(server: Any, config: LlamaConfig, count: int) -> Side:
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=7, length=512, tokens=24, layers=30, vocab=49152)
+    options = arguments(__doc__, rounds=7, length=512, batch=8, tokens=24, layers=30, vocab=49152)
     config = LlamaConfig(
         n_layer=options.layers, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
         vocab_size=options.vocab, block_size=2048, rope_theta=100000.0, tie_word_embeddings=True)  # fmt: skip
-    tokens = np.random.default_rng(1).integers(0, config.vocab_size, (1, options.length))
+    tokens = np.random.default_rng(1).integers(0, config.vocab_size, (options.batch, options.length))
     with TemporaryDirectory() as root:
         folder = await saved(Path(root) / "model", config)
         async with AsyncExitStack() as stack:
-            logits, texts, nbytes, bits = {}, {}, {}, set()
+            logits, losses, texts, nbytes, bits = {}, {}, {}, {}, set()
             for weights in ("float32", "stored"):
                 engine = await stack.enter_async_context(Engine("cpu"))
                 model = await Model.from_pretrained(engine, folder, weights=weights)
                 nbytes[weights] = engine.statistics().host_used_bytes
-                bits.add((await model.logits(tokens)).tobytes())
-                logits[weights] = logits_of(model, tokens)
+                bits.add((await model.logits(tokens[:1])).tobytes())
+                logits[weights], losses[weights] = logits_of(model, tokens[:1]), loss_of(model, tokens)
                 server = await stack.enter_async_context(model.serve(most=1))
                 texts[weights] = text_of(server, config, options.tokens)
             found = []
-            for sides in (logits, texts):
+            for sides in (logits, losses, texts):
                 await in_turn(sides, 2)  # warm up: programs are recorded and scheduled
                 found.append(await in_turn(sides, options.rounds))
     configuration = {
@@ -81,7 +91,8 @@ async def main() -> None:
         "repeats": f"medians of {options.rounds} rounds, sides in turn; relative: the median of the rounds' ratios",
         "bits of the logits are equal": len(bits) == 1,
     }
-    what = (f"logits of {options.length} tokens, s", "a token of a text, ms")
+    what = (f"logits of {options.length} tokens, s", f"loss of {options.batch * options.length:,} tokens, s",
+            "a token of a text, ms")  # fmt: skip
     publish("bench_stored", __doc__, configuration, [results(what, found, nbytes)], write=options.write)
 
 

@@ -17,6 +17,7 @@ from asynctile.layers.adapter_files import ADAPTER_CONFIG, base_named_in, is_ada
 from asynctile.layers.chat_format import ChatFormat, read_chat_files
 from asynctile.layers.foreign import of_folder
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
+from asynctile.layers.weight_dtype import FLOAT32, STORED
 from asynctile.storage.input import shown
 
 __all__ = ["Saved", "adapter_in", "find_model", "run_of", "weights_in"]
@@ -45,8 +46,14 @@ class Saved:
         return ChatFormat.of(read_chat_files(self.weights), str(self.weights), template)
 
     async def open(self, engine: Engine) -> Model:
-        """Return the model on an engine."""
-        model = await Model.from_pretrained(engine, self.weights)
+        """Return the model on an engine, to write and to measure with: it is not trained.
+
+        Matrices that the file has in bf16 stay so, with the same bits, in half the memory. On cores a text is faster so, and
+        batches of thousands of tokens take about as long (bench/bench_stored.py). A GPU that computes in float32 would first
+        write each tile in float32 to its memory, whose speed is that of a text. So there matrices become float32.
+        """
+        widens = engine.device.startswith("cuda") and engine.precision != "bf16"
+        model = await Model.from_pretrained(engine, self.weights, weights=FLOAT32 if widens else STORED)
         if self.adapter is not None:
             await model.load_adapter(self.adapter)
         return model

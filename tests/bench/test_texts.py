@@ -66,7 +66,7 @@ TINY = {
     "bench_context": ["--rounds=1", "--tokens=3", "--block=32", "--contexts", "4", "20", "--widths", "32"],
     "bench_generate": ["--rounds=1", "--tokens=3", "--capped-tokens=2", "--prompt=5", "--block=16", "--requests", "1", "2",
                        "--models", "small"],
-    "bench_stored": ["--rounds=1", "--length=6", "--tokens=3", "--layers=1", "--vocab=40"],
+    "bench_stored": ["--rounds=1", "--length=6", "--batch=2", "--tokens=3", "--layers=1", "--vocab=40"],
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from asynctile import Engine
 from asynctile.cli import main
 from asynctile.cli.display import PlainDisplay
 from asynctile.cli.pace import Ahead
+from asynctile.cli.saved_model import Saved
 from asynctile.layers import GPT2Config, LlamaConfig, LoRA, Model
 from asynctile.layers.config import Config
 from asynctile.layers.layout import shapes
@@ -246,6 +247,32 @@ def test_the_displayed_speed_of_an_adapter_counts_what_a_step_computes(
         assert program(*words, *more, "--out", tmp_path / name)[0] == 0
     assert flops == [LLAMA.flops_per_token(8), Tuning(LoRA(rank=4)).flops_per_token(LLAMA, 8)]
     assert 0.6 < flops[1] / flops[0] < 0.9
+
+
+def test_a_model_that_writes_or_is_measured_keeps_matrices_as_stored(
+    program: Program, base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights in float32 give the same text and the same loss in twice the memory."""
+    nbytes, opened = list[int](), Saved.open
+
+    async def seen(self: Saved, engine: Engine) -> Model:
+        model = await opened(self, engine)
+        nbytes.append(engine.statistics().host_used_bytes)
+        return model
+
+    monkeypatch.setattr(Saved, "open", seen)
+
+    async def widen() -> None:
+        async with Engine("cpu") as engine:
+            await (await Model.from_pretrained(engine, base)).save_pretrained(wide)
+
+    wide = tmp_path / "wide"
+    asyncio.run(widen())
+    measured = ("--data", text, "--validation-tokens", 64, "--device", "cpu")
+    for command, words in (("generate", (*GREEDY, "--device", "cpu")), ("evaluate", measured)):
+        found = [program(command, folder, *words)[:2] for folder in (base, wide)]
+        said = [re.sub("model .*|seconds .*", "", out) for _, out in found]
+        assert found[0][0] == 0 and said[0] == said[1] and nbytes[-2] < 0.6 * nbytes[-1]
 
 
 def test_a_plan_of_an_adapter_knows_what_is_frozen(program: Program, base: Path, tmp_path: Path) -> None:
