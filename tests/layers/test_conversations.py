@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from asynctile.layers import ByteTokenizer, Chats, open_tokenizer
 from asynctile.layers.chat_format import ChatFormat, read_chat_files
 from asynctile.layers.chats import ChatSource
 from asynctile.layers.data_source import open_source, training_batches, whole
+from asynctile.layers.example_batches import ExampleBatches
 from tests.layers.chats import SHORT, chat, chats_by_chance, template, write_lines, write_tokenizer
 
 FILES = {"chat_template.jinja": SHORT.encode()}
@@ -25,11 +27,26 @@ def test_rows_are_those_that_a_run_trains_on(tmp_path: Path) -> None:
     source = open_source(write_lines(tmp_path / "a.jsonl", [{"messages": messages} for messages in known]))
     assert isinstance(source, ChatSource)
     examples = source.examples(tokenizer, ChatFormat.of(files, "m"), 90, tmp_path / "tokens")
-    tokens, targets = training_batches(whole(examples), 6, 90, seed=1).batch(0)
+    packed = training_batches(whole(examples), 1, 90, seed=1)
+    assert isinstance(packed, ExampleBatches)
+    trained = {pair for number in range(packed.of_pass) for pair in _examples(*packed.batch(number))}
     with Chats(files, tokenizer) as chats:
-        found = chats.batch(known, 90)
-    order = [np.lexsort(np.concatenate(pair, 1).T) for pair in (found, (tokens, targets))]
-    assert np.array_equal(found[0][order[0]], tokens[order[1]]) and np.array_equal(found[1][order[0]], targets[order[1]])
+        tokens, targets = chats.batch(known, 90)
+    assert trained == {pair for row in zip(tokens, targets, strict=True) for pair in _examples(*(part[None] for part in row))}
+
+
+def _examples(tokens: Any, targets: Any, positions: Any = None) -> set[tuple[bytes, bytes]]:
+    """Return the tokens and targets of each example of rows, without the ignored ones at its end."""
+    rows = zip(tokens, targets, [[0]] * len(tokens) if positions is None else positions, strict=True)
+    found = set()
+    for ids, wanted, places in rows:
+        begins = [*np.flatnonzero(np.asarray(places) == 0), len(ids)]
+        for begin, end in pairwise(begins):
+            counted = np.flatnonzero(wanted[begin:end] != -100)
+            if counted.size:
+                last = begin + counted[-1] + 1
+                found.add((ids[begin:last].tobytes(), wanted[begin:last].tobytes()))
+    return found
 
 
 def test_targets_are_the_answers_and_rows_are_as_short_as_they_can_be() -> None:
