@@ -21,11 +21,10 @@ static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], in
                 if (query + n * 8 + pair + i % 2 < max(key + m * 16 + i / 2 * 8 + group, from)) scores[m][n][i] = value;
 }
 
-// The same scores: set to `value` those of queries of later examples than a key's; with `lone`, also those of queries that see
-// one key.
-template <int M, int N>
+// The same scores: set to `value` those of queries of later examples than a key's, or, if LONE, of queries that see one key.
+template <bool LONE, int M, int N>
 static __device__ __forceinline__ void hide_later(float (&scores)[M][N][4], int key, int query, int rows,
-                                                  const Examples &examples, float value, bool lone) {
+                                                  const Examples &examples, float value) {
     int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -33,13 +32,13 @@ static __device__ __forceinline__ void hide_later(float (&scores)[M][N][4], int 
         for (int side = 0; side < 2; side++) {
             int column = query + n * 8 + pair + side;
             if (column >= rows) continue;
-            int first = examples.first_key(column);
-            bool none = lone && is_lone<true>(examples, column, 0);
+            if (LONE && !is_lone<true>(examples, column, 0)) continue;
+            const int first = LONE ? 0 : examples.first_key(column) - key - group;
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int i = side; i < 4; i += 2)
-                    if (none || key + m * 16 + i / 2 * 8 + group < first) scores[m][n][i] = value;
+                    if (LONE || m * 16 + i / 2 * 8 < first) scores[m][n][i] = value;
         }
 }
 
@@ -117,7 +116,7 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
             multiply<HS>(weights, lane_by_rows<PITCH>(own_keys + offset * PITCH),
                          lane_by_columns<PITCH>(some_queries + step * PITCH));
             if (edge) hide_queries(weights, own, query, HIDDEN);
-            if (PACKED) hide_later(weights, own, query, rows, examples, HIDDEN, false);
+            if (PACKED) hide_later<false>(weights, own, query, rows, examples, HIDDEN);
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 float2 lse = *reinterpret_cast<const float2 *>(some_lse + step + n * 8 + pair);
@@ -139,8 +138,10 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
                     for (int i = 0; i < 4; i++)
                         slopes[m][n][i] = weights[m][n][i] * (slopes[m][n][i] - (i % 2 ? mean.y : mean.x));
             }
-            if (edge) hide_queries(slopes, own, query, 0.0f, lone);
-            if (PACKED) hide_later(slopes, own, query, rows, examples, 0.0f, true);
+            // Hidden weights are 0, and so are their slopes. For packed heads of up to 64 columns nothing hides these once more:
+            // it would cost registers that the products need.
+            if ((!PACKED || HS > 64) && edge) hide_queries(slopes, own, query, 0.0f, lone);
+            if (PACKED) hide_later<true>(slopes, own, query, rows, examples, 0.0f);
             weighted<PITCH>(dkeys, slopes, lane_by_rows<PITCH>(some_queries + step * PITCH));
         }
     }
