@@ -68,6 +68,7 @@ class ScheduledJob:
         self._asked = self._released = 0
         #: errors of the disk, by entry
         self._errors: dict[int, BaseException] = {}
+        bound.transfers.begin_run()
         player.on_transfer = self._transfer
         player.begin()
 

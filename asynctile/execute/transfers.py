@@ -1,8 +1,11 @@
 """Transfers of a schedule between RAM and the spill file: the block of each place there, and each transfer when it is due.
 
 The threads of the spill folder's stream carry them out, with retries and checksums (asynctile/memory/spill_link.py);
-the schedule says when. Persistent tiles keep the blocks that they have in their tier. Blocks of temporaries belong to
-the schedule, from when it is bound until it is left.
+the schedule says when. Of the transfers that may begin, the earliest in the schedule goes first. Many write-backs become
+ready at once, and a read behind all of them would leave the cores without work.
+
+Persistent tiles keep the blocks that they have in their tier. Blocks of temporaries belong to the schedule, from when it
+is bound until it is left.
 """
 
 from __future__ import annotations
@@ -31,13 +34,22 @@ class Transfers:
         self._slots = slots
         #: blocks of temporaries, which nobody else knows
         self._own: dict[Place, Block] = {}
+        #: entries that are transfers, with their numbers; the order of the first of this run on the stream of transfers
+        self._numbers: dict[int, int] = {}
+        self._first = 0
         try:
-            for entry in schedule.entries:
+            for index, entry in enumerate(schedule.entries):
                 if entry.kind is Kind.TRANSFER:
+                    self._numbers[index] = len(self._numbers)
                     self._take(entry.what, next(place for place in entry.places if place.tier == DISK))
         except BaseException:
             self.give_back()
             raise
+
+    def begin_run(self) -> None:
+        """Order the transfers of a new run behind everything that their stream has been given."""
+        if isinstance(self._host.link, SpillLink):
+            self._first = self._host.link.stream.enqueued
 
     def begin(self, entry: int, told: Callable[[BaseException | None], None], after: StreamEvents = ()) -> StreamEvent:
         """Enqueue the transfer of an entry behind `after`; return its event.
@@ -56,7 +68,7 @@ class Transfers:
                 pages[:] = 0  # graphs cannot skip the readers, and as an index, zero is always in range
             told(error)
 
-        return self._link.carry(tile, block, pages, to.tier == DISK, over, after)
+        return self._link.carry(tile, block, pages, to.tier == DISK, over, after, self._first + self._numbers[entry])
 
     def fill(self, tile: Tile, value: np.ndarray) -> StreamEvent:
         """Write a value to the place of an input in the spill file; return the event of the write."""

@@ -63,15 +63,15 @@ class SpillLink:
 
     def carry(
         self, tile: Tile, block: Block, pages: np.ndarray, writes: bool,
-        told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (),
+        told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (), order: int | None = None,
     ) -> StreamEvent:  # fmt: skip
         """Enqueue a transfer of a tile that waits only for `after`; return its event.
 
         block: its block of the spill file. pages: its memory. writes: to the file, otherwise from the file. told: called by
-        the thread of the transfer, with its error or None.
+        the thread of the transfer, with its error or None. order: as in Stream.enqueue.
         """
         args = told, self.spill, block, pages, tile.name
-        return self.stream.enqueue((), write if writes else read, args, after=after, is_copy=True, what=tile)
+        return self.stream.enqueue((), write if writes else read, args, after=after, is_copy=True, what=tile, order=order)
 
     def is_lost(self, residency: Residency) -> bool:
         return residency.saved is not None and residency.saved.error is not None

@@ -1,8 +1,8 @@
 """Streams on the host: worker threads that run work behind the loop that enqueues it.
 
 A stream is a queue and one or more threads. A task names the events that it must wait for (asynctile/streams/event.py)
-and becomes ready when all of them are done. Among ready tasks, the one enqueued first runs first. So a ready task never
-waits behind one that is not ready.
+and becomes ready when all of them are done. Among ready tasks, the one enqueued first runs first, unless the enqueuer names
+another order. So a ready task never waits behind one that is not ready.
 
 Streams cannot deadlock: no thread blocks on an event, and an event exists before anything can wait for it.
 
@@ -36,7 +36,7 @@ class Stream:
     """Threads that run tasks as they become ready. Streams whose tasks wait for one another share a lock.
 
     waiting_s: seconds, summed over the threads, in which the only work left waited for a copy.
-    idle: number of threads that wait for work.
+    idle: number of threads that wait for work. enqueued: number of tasks that were ever enqueued.
     ready_at: time.perf_counter at which the task that a one-thread stream runs now could have begun.
     ending: while traced, the work whose event is being finished.
     The other attributes are those of TracedRunner.
@@ -58,7 +58,7 @@ class Stream:
         #: ready tasks that met a shut gate
         self._kept_back: list[StreamTask] = []
         self.idle = 0
-        self._enqueued = 0
+        self.enqueued = 0
         self._unfinished = 0
         #: number of tasks that wait for a copy; time up to which waiting_s is counted
         self._starved = 0
@@ -97,8 +97,11 @@ class Stream:
         after: StreamEvents = (),
         is_copy: bool = False,
         what: object = None,
+        order: int | None = None,
     ) -> StreamEvent:
         """Run work(*args) once all of `waits` have succeeded and all of `after` have ended; return the event of the work.
+
+        order: among ready tasks, the one with the lowest runs first. None: the number of tasks enqueued so far.
 
         If one of `waits` fails, the work does not run, and its event gets the same error. DeviceError once the stream
         is closed.
@@ -108,9 +111,9 @@ class Stream:
         with self._lock:
             if self._closing:
                 raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
-            self._enqueued += 1
+            self.enqueued += 1
             self._unfinished += 1
-            task.order = self._enqueued
+            task.order = self.enqueued if order is None else order
             task.hang_on(waits, after)
             if task.copies:
                 self._count_waiting()

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from asynctile import Engine, StalledError, TierError, TornModelError
+from asynctile.execute.transfers import Transfers
 from asynctile.layers import AdamW, Trainer
 from asynctile.layers.report import StepReport
+from asynctile.memory.spill_link import SpillLink
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.faults import SURVIVED, Faults
+from asynctile.streams.event import StreamEvent
 from tests.inside_engine import watch
 from tests.laws import covering, law
 from tests.layers.shapes import Shape
@@ -84,6 +87,40 @@ async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, t
     assert_same_tensors(found, expected)
     moved = [(r.spill_read_bytes, r.spill_written_bytes, r.uploaded_bytes, r.downloaded_bytes) for r in played[2:]]
     assert moved[0] == moved[1] and moved[0][0] > 0 and moved[0][1] > 0
+
+
+@pytest.mark.parametrize("plays", [True, False])
+async def test_transfers_go_in_the_order_of_the_schedule(
+    plays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries: list[int] = []
+    orders: list[int] = []
+    begin, carry = Transfers.begin, SpillLink.carry
+
+    def begins(self: Transfers, entry: int, *more: Any) -> StreamEvent:
+        entries.append(entry)
+        return begin(self, entry, *more)
+
+    def carries(self: SpillLink, *given: Any) -> StreamEvent:
+        orders.append(given[-1])
+        return carry(self, *given)
+
+    async with engine_of("cpu over a file", tmp_path) as engine:
+        engine.plays = plays
+        trainer = await trainer_of("cpu over a file", engine)
+        for seed in range(2):
+            await trainer.step(*LONE.batch_of_tokens(seed))
+        monkeypatch.setattr(Transfers, "begin", begins)
+        monkeypatch.setattr(SpillLink, "carry", carries)
+        last = 0
+        for seed in range(2):
+            entries.clear()
+            orders.clear()
+            assert (await trainer.step(*LONE.batch_of_tokens(seed))).played is plays
+            in_turn = [order for _, order in sorted(zip(entries, orders, strict=True))]
+            assert in_turn == list(range(in_turn[0], in_turn[0] + len(entries))) and len(entries) > 20
+            assert last <= in_turn[0]
+            last = in_turn[-1]
 
 
 async def test_renewed_inputs_without_room_in_ram_are_written_nowhere(tmp_path: Path) -> None:

@@ -29,6 +29,17 @@ async def test_work_runs_in_the_order_of_enqueuing(streams):
     assert seen == list(range(100))
 
 
+async def test_ready_work_runs_in_the_order_that_its_enqueuer_names(streams):
+    gate, seen = threading.Event(), []
+    streams[0].enqueue((), gate.wait, ())
+    for order in (7, 5, 9, None, 4):  # None: the number enqueued so far, which is 5
+        event = streams[0].enqueue((), seen.append, (order,), order=order)
+    gate.set()
+    await event.landed()
+    await until(lambda: len(seen) == 5)
+    assert seen[0] == 4 and set(seen[1:3]) == {5, None} and seen[3:] == [7, 9]
+
+
 async def test_an_event_that_lands_without_a_listener_is_harmless(streams):
     gate = threading.Event()
     event = streams[0].enqueue((), gate.wait, ())
