@@ -319,6 +319,7 @@ async def test_an_adapter_that_fits_nowhere_leaves_the_model_as_it_was() -> None
         assert np.isfinite((await trainer.step(tokens, targets)).loss)
 
 
+@pytest.mark.filterwarnings("ignore:adapters of rank 300 are larger than useful")
 async def test_a_cap_below_the_floor_of_the_adapter_is_refused_by_engine_and_plan() -> None:
     shape, lora = NARROW, lora_of(NARROW.config, rank=300)
     floor = floor_demand(shape.config, shape.tile, tuning=Tuning(lora)).floor_nbytes
