@@ -7,6 +7,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -30,8 +31,11 @@ settings.register_profile("laws", deadline=None, max_examples=EXAMPLES, suppress
 settings.register_profile("tests", settings.get_profile("laws"), max_examples=EXAMPLES // 2)
 settings.load_profile("tests")  # `make laws` loads the other one
 
-# Rarer than Python's own choice: a recorded step is many objects and no garbage. Tests of leaks collect by themselves.
-gc.set_threshold(20_000, 20, 100)
+# No garbage is collected within a test unless it asks: a recorded step is many objects and no garbage, and looking through them
+# took a twelfth of the CPU time.
+gc.set_threshold(0)
+#: Bytes by which the process may grow before garbage is collected between two tests of a module.
+GROWTH_NBYTES = 256 << 20
 
 # A shell starts background programs with Ctrl-C ignored, and nohup starts them with hang-ups ignored. Every program that the
 # tests stop by these signals would inherit that.
@@ -42,6 +46,21 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 def pytest_configure(config):
     config.pluginmanager.register(Transitions())
+    config.pluginmanager.register(Collections())
+
+
+class Collections:
+    """A plugin that collects garbage after a test if the process has grown much since the last time."""
+
+    def __init__(self):
+        self._process = psutil.Process()
+        self._least_nbytes = self._process.memory_info().rss
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self):
+        if self._process.memory_info().rss > self._least_nbytes + GROWTH_NBYTES:
+            gc.collect()
+            self._least_nbytes = self._process.memory_info().rss
 
 
 @pytest.hookimpl(wrapper=True)
