@@ -187,7 +187,7 @@ async def beside_torch(options: Namespace) -> None:
     configuration = {
         "model": model_of(config),
         "tile": tile,
-        "FLOPs a step": f"{flops / 1e9:.1f} G: 6 a parameter and token, 12 a layer, column, position and token",
+        "FLOPs a step": f"{flops / 1e9:.1f} G: 6 a matrix element and token, 12 a layer, column, position and token",
         "repeats": f"median of {options.rounds} rounds of {options.steps} steps, sides in turn",
     }
     name = "bench_step" if options.family == GPT2 else f"bench_step_{options.family}"

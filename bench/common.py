@@ -237,8 +237,10 @@ def rate_side(measure: Callable[[], float]) -> Side:
 
 
 def step_flops(config: Config, tokens: int, length: int) -> int:
-    """Return the FLOPs of a step without recomputation, attention counted in full."""
-    return tokens * config.flops_per_token(length)
+    """Return the FLOPs of the matrix products of a step without recomputation, attention counted in full."""
+    size = {name: axis.times * axis.size for name, axis in config.axes.items()}
+    vectors = sum(size[tensor.axes[0]] for tensor in config.tensors() if len(tensor.axes) == 1)
+    return tokens * (config.flops_per_token(length) - 6 * vectors)
 
 
 def library_gemm_gflops(n: int = 4096) -> float:
