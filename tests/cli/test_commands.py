@@ -117,7 +117,7 @@ def test_plan_of_several_gpus_needs_none_and_counts_the_bytes_of_all(program: Pr
 def test_emulated_devices_share_the_cores_in_the_times_of_a_plan(program: Program) -> None:
     words = ("--batch-size", 4, "--replicas", 4, "--gflops", 1, "--update", "device")
     one, four = (json.loads(program("plan", *words, "--json", "--device", device)[1]) for device in ("emulated", "emulated*4"))
-    assert four["devices"] == 4 and four["flops"] / 1e9 <= four["step_s"] < one["step_s"] < 2 * four["step_s"]
+    assert four["devices"] == 4 and four["flops"] / 1e9 <= four["step_s"] < 2 * one["step_s"] < 4 * four["step_s"]
 
 
 def test_a_plan_for_another_machine_fills_in_its_devices_and_memory_and_gives_a_verdict(program: Program) -> None:

@@ -60,13 +60,13 @@ async def test_a_failed_read_leaves_zeros_for_later_graphs_because_zeros_are_val
     left: list[bool] = []
     carry = SpillLink.carry
 
-    def watched(link: Any, tile: Any, block: Any, pages: Any, writes: bool, told: Any = bool, after: Any = ()) -> Any:
+    def watched(link: Any, tile: Any, block: Any, pages: Any, writes: bool, told: Any = bool, *rest: Any, **more: Any) -> Any:
         def tell(error: BaseException | None) -> None:
             told(error)
             if error is not None and not writes:
                 left.append(bool(pages.any()))
 
-        return carry(link, tile, block, pages, writes, tell, after)
+        return carry(link, tile, block, pages, writes, tell, *rest, **more)
 
     monkeypatch.setattr(SpillLink, "carry", watched)
     faults = Faults()

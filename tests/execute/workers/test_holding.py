@@ -75,7 +75,7 @@ async def test_no_call_is_lost_however_often_work_is_held_and_released(players, 
 
 
 async def test_a_copy_in_flight_ends_while_everything_is_held(players):
-    marked, player = Marked([UPLOAD, UPLOAD]), players(rate=8 / 0.005)
+    marked, player = Marked([UPLOAD, UPLOAD]), players(rate=8 / 0.2)  # in flight until long after it is held
     player.attach(marked.tables)
     player.begin()
     player.release(0)
