@@ -31,6 +31,7 @@ from asynctile import __version__
 from asynctile.kernels.cpu.jit import KERNELS
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.config import Config
+from asynctile.layers.layout import shapes
 from asynctile.layers.model import Model, model_state_of
 from asynctile.layers.rows import Rows
 from asynctile.program.program import Program
@@ -238,8 +239,7 @@ def rate_side(measure: Callable[[], float]) -> Side:
 
 def step_flops(config: Config, tokens: int, length: int) -> int:
     """Return the FLOPs of the matrix products of a step without recomputation, attention counted in full."""
-    size = {name: axis.times * axis.size for name, axis in config.axes.items()}
-    vectors = sum(size[tensor.axes[0]] for tensor in config.tensors() if len(tensor.axes) == 1)
+    vectors = sum(shape[0] for _, shape in shapes(config) if len(shape) == 1)
     return tokens * (config.flops_per_token(length) - 6 * vectors)
 
 

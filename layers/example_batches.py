@@ -8,7 +8,7 @@ IGNORED. Its positions begin at 0, and attention stays within it, so its loss is
 example of a row there is padding: ignored as a target, and each token of it an example of its own, seen by no other token.
 
 The way not taken: rows of one example each, padded to one of a few lengths. Padding costs time, and each length is one more
-program to plan (bench/bench_packing.py).
+program to plan (bench/bench_packing.py). `Chats` alone makes such rows, so that its callers choose how many a batch has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from asynctile.layers.data import Batch, Resumable, check_limit, check_sizes
 from asynctile.layers.examples import Example, Examples
-from asynctile.layers.packing import PackedRows, fitting
+from asynctile.layers.packing import PackedRows, fitting, row_lengths
 from asynctile.layers.shuffle import shuffled
 from asynctile.ops.cross_entropy import IGNORED
 
@@ -104,10 +104,9 @@ class ExampleValidation:
 
 
 def one_a_row(examples: Sequence[Example], seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, targets) with each example in a row of its own, in the shortest rows that `fitting` knows."""
-    lengths = np.clip([len(example.ids) - 1 for example in examples], 1, seq_len)
-    size = fitting(lengths, len(examples) + 1, seq_len).size
-    tokens, targets, _ = _batch(([example] for example in examples), len(examples), size)
+    """Return (tokens, targets) with each example in a row of its own, in the shortest rows that take all of them."""
+    longest = min(max(len(example.ids) for example in examples) - 1, seq_len)
+    tokens, targets, _ = _batch(([example] for example in examples), len(examples), row_lengths(seq_len, longest)[-1])
     return tokens, targets
 
 

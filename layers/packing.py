@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PackedRows", "fitting"]
+__all__ = ["PackedRows", "fitting", "row_lengths"]
 
 #: Rows that wait for a shorter example.
 OPEN = 64
@@ -40,17 +40,19 @@ class PackedRows:
         return self._examples[begin : self._ends[row]].tolist()
 
 
+def row_lengths(size: int, longest: int) -> list[int]:
+    """Return the lengths of rows that take an example of `longest` tokens: `size`, its half, quarter and eighth, rounded up."""
+    return [length for length in (math.ceil(size / part) for part in _PARTS) if length >= longest]
+
+
 def fitting(lengths: NDArray[np.int64], rows: int, size: int) -> PackedRows:
-    """Return a packing into rows of `size` tokens, or of a half, quarter or eighth of it, rounded up.
+    """Return a packing into rows of one of `row_lengths`.
 
     That is the longest of these for which there are at least so many `rows`. If there is none, it is the shortest that takes
     every example.
     """
     longest, found = int(lengths.max()), None
-    for part in _PARTS:
-        length = math.ceil(size / part)
-        if longest > length:
-            break
+    for length in row_lengths(size, longest):
         found = PackedRows(lengths, length)
         if len(found) >= rows:
             break

@@ -18,7 +18,8 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.sizes import format_size
 
-#: Free slots of each size that temporaries take in turn where operations run. The last ones freed may be in the cores' caches.
+#: The free slots of each size that temporaries take in turn where operations run: enough for many cores to work side by side,
+#: and so few that the slots may stay in the cores' caches.
 APART = 16
 
 
