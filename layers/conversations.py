@@ -73,6 +73,8 @@ class Chats:
         ValueError, with the number of the chat, for one without an answer in its row, or if the template refuses it.
         """
         known = list(chats)  # outside of the lock, because making a chat may take a while
+        if not known:
+            raise ValueError("there are no chats, expected at least one")
         check_sizes(len(known), seq_len)
         with self._lock:
             examples = [chat_example(messages, None, self._tokenizer, self._renderer, f"chat {number}", _CORRECT)

@@ -74,7 +74,7 @@ async def test_a_prompt_ends_where_an_answer_begins_and_threads_may_ask(tmp_path
     ([chat("a")], "^chat 1 has no message of the role assistant"),
     ([[{"role": "me", "content": "a"}]], "^chat 1 message 1, has the role 'me', expected system, "),
     ([chat("a" * 30, "b")], "^chat 1 has no token of an answer within 20 tokens, .* choose a larger seq_len, or leave it out$"),
-    ([], "batch_size 0 cannot be used"),
+    ([], "there are no chats, expected at least one"),
 ])  # fmt: skip
 def test_chats_that_cannot_be_learned_are_named_by_their_number(known: list[Any], sentence: str) -> None:
     with Chats(FILES, ByteTokenizer()) as chats, pytest.raises(ValueError, match=sentence):
