@@ -10,7 +10,7 @@ from typing import Any
 
 from asynctile.layers.config import Config
 from asynctile.layers.lora import LoRA
-from asynctile.storage.input import shown
+from asynctile.storage.input import SHOWN, shown
 
 #: PEFT's values where a file leaves these out.
 RANK = ALPHA = 8
@@ -50,7 +50,8 @@ def check_fields(values: Mapping[str, Any]) -> None:
         is_number = isinstance(found, int | float) and not isinstance(found, bool)
         if name in _FREE or name in _ONLY or name == "init_lora_weights" or not found or is_number:
             continue
-        raise ValueError(f"{name} is {shown(found)}, which is not computed here; {_WITHOUT}")
+        field = name if name.isidentifier() and len(name) <= SHOWN else shown(name)
+        raise ValueError(f"{field} is {shown(found)}, which is not computed here; {_WITHOUT}")
 
 
 def to_peft(lora: LoRA, config: Config, base: str | None) -> dict[str, Any]:

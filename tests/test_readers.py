@@ -53,6 +53,7 @@ TRAINER = (
 KEPT = [
     ("checkpoint", "trainer.json", TRAINER % (2**63 - 1)),
     ("shards", "model.safetensors.index.json", b'{"weight_map": {"a": "' + b"x" * 3000 + b'"}}'),
+    ("adapter", "adapter_config.json", b'{"peft_type": "LORA", "' + b"x" * 3000 + b'": "a"}'),
     ("run", "metrics.jsonl", b'{"step": 1, "loss": "' + b"x" * 100_000 + b'"}\n'),
 ]
 
