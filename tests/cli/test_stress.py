@@ -27,7 +27,7 @@ from asynctile.cli.stress.thrash import least_loads
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
 from asynctile.errors import BudgetError
 from asynctile.ops import gelu
-from asynctile.program.operation import UPDATE, WRITE
+from asynctile.program.operation import HOST, UPDATE, WRITE
 from asynctile.storage.tile import Tile
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
@@ -284,6 +284,12 @@ def test_random_programs_are_what_they_should_be() -> None:
         again = write_program(random.Random(seed))
         assert [repr(entry) for entry in again.program.operations()] == [repr(entry) for entry in operations]
     assert seen == {"r", WRITE, UPDATE, "temporary", "output", "two sizes"}
+
+
+def test_programs_to_launch_one_by_one_name_no_operation_of_the_host() -> None:
+    for seed in range(12):  # each runs on the device, whose floor counts no operation of the host
+        work = write_program(random.Random(seed), passing=False)
+        assert not any(operation.device == HOST for operation in work.program.operations())
 
 
 def test_the_least_loads_of_a_schedule_are_counted() -> None:

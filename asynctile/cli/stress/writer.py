@@ -42,7 +42,10 @@ _FETCHING = 0.4
 
 
 def write_program(chance: random.Random, *, passing: bool = True) -> Workload:
-    """Return a program of at least 200 operations. passing: with temporaries, inputs and fetches, as only a program has."""
+    """Return a program of at least 200 operations.
+
+    passing: with temporaries, inputs, fetches and operations on the host, as only a program has.
+    """
     return _Writer(chance, passing).write(chance.randint(LEAST_OPERATIONS, _MOST_OPERATIONS))
 
 
@@ -54,7 +57,7 @@ class _Writer:
         self.passing = passing
         self.normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
         self.edge = chance.choice(_EDGES)
-        self.on_host = chance.choice(_ON_HOST)
+        self.on_host = chance.choice(_ON_HOST) if passing else 0.0  # a single operation runs on the device, whatever it says
         self.fetching = int(chance.random() < _FETCHING)
         self.shape = (self.edge, self.edge)
         self.program = Program("random")
