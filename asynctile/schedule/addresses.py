@@ -123,37 +123,35 @@ def stop_within(s: Any, end: int) -> int:
 
 
 @piece()
-def room_for(s: Any, tile: int, loads: bool) -> int:
+def room_for(s: Any, tile: int) -> int:
     """Return an offset for a tile, or NOWHERE if no hole takes it.
 
-    Prefers the place that is free soonest, then the smallest hole. Among equal places a load takes the one that has been free
-    for longest, and a result the one that compute has just used.
+    Prefers the place that has been free for longest, then the smallest hole. What comes into a place waits for its last users:
+    in a place freed just now, an operation would wait for the one before it though another core is idle, and a load would
+    begin late.
     """
     size = tile_at(s, tile).size
     is_large = size >= s.large
-    best, best_wait, best_spare, best_end, best_rank = NOWHERE, 0.0, 0, False, 0.0
+    best, best_free, best_spare, best_end = NOWHERE, 0.0, 0, False
     for index in range(s.holes):
         begin, spare = pair_at(s.holes_at, index).key, pair_at(s.holes_at, index).value - size
-        if spare < 0 or (best != NOWHERE and best_wait == 0.0 and spare > best_spare):
+        if spare < 0:
             continue
         for end in range(2):
             offset = begin + spare * end
-            free = free_at(s, offset, size)
-            wait, is_other_end, rank = max(0.0, free - s.time_s), (end == 0 or spare == 0) != is_large, free if loads else -free
+            free, is_other_end = free_at(s, offset, size), (end == 0 or spare == 0) != is_large
             if best != NOWHERE:
-                if wait != best_wait:
-                    is_better = wait < best_wait
+                if free != best_free:
+                    is_better = free < best_free
                 elif spare != best_spare:
                     is_better = spare < best_spare
                 elif is_other_end != best_end:
                     is_better = best_end
-                elif rank != best_rank:
-                    is_better = rank < best_rank
                 else:
                     is_better = offset < best
                 if not is_better:
                     continue
-            best, best_wait, best_spare, best_end, best_rank = offset, wait, spare, is_other_end, rank
+            best, best_free, best_spare, best_end = offset, free, spare, is_other_end
     return best
 
 

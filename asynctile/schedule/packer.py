@@ -2,7 +2,7 @@
 
 A tile's home is the place where it stands when the run ends. If no hole takes a tile, other tiles are first moved within the
 tier, because a copy there costs a small part of loading the bytes again. Only then are tiles evicted. Among the holes that
-fit, the one that is free soonest is taken (clock.py). A walk without places only counts free bytes.
+fit, the one that has been free for longest is taken (clock.py). A walk without places only counts free bytes.
 
 Compiled code over the tables of state.py.
 """
@@ -119,7 +119,7 @@ def stand(s: Any, number: int, offset: int, loads: bool) -> None:
 
 
 @piece()
-def _offset_for(s: Any, number: int, loads: bool) -> int:
+def _offset_for(s: Any, number: int) -> int:
     """Return an offset for a tile that is free now, moving others aside if needed; NOWHERE if there is none.
 
     A tile that comes for the last time in this run goes to its home, if that can be cleared.
@@ -129,7 +129,7 @@ def _offset_for(s: Any, number: int, loads: bool) -> int:
     if offset != NOWHERE and s.entry >= tile.came:
         count = addresses.cleared(s, offset, tile.size)
     if count < 0:
-        offset, count = addresses.room_for(s, number, loads), 0
+        offset, count = addresses.room_for(s, number), 0
     if offset == NOWHERE:
         offset, count = room_made_for(s, number)
     for place in range(count):
@@ -141,7 +141,7 @@ def _offset_for(s: Any, number: int, loads: bool) -> int:
 @piece()
 def enter(s: Any, number: int, loads: bool) -> bool:
     """Place a tile, if there is room for it; return whether there was."""
-    offset = _offset_for(s, number, loads) if s.has_places else NOWHERE
+    offset = _offset_for(s, number) if s.has_places else NOWHERE
     if s.has_places and offset == NOWHERE:
         return False
     stand(s, number, offset, loads)
@@ -169,7 +169,7 @@ def _step_aside(s: Any, number: int) -> None:
     """Move a tile out of the place that belongs to another tile; evict it if it has already stepped aside before."""
     tile, offset = tile_at(s, number), NOWHERE
     if tile.held != s.stamp:
-        offset = addresses.room_for(s, number, True)
+        offset = addresses.room_for(s, number)
     tile.held = s.stamp
     if offset == NOWHERE:
         leave(s, number)

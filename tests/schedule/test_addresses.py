@@ -52,7 +52,7 @@ class Addresses:
         return self.tables["standing"]["value"][first:stop].tolist()
 
     def room_for(self, tile: int) -> int | None:
-        found = addresses.room_for(self.state, tile, True)
+        found = addresses.room_for(self.state, tile)
         return None if found == NOWHERE else found
 
     def room_made_for(self, tile: int, stuck: Collection[int]) -> tuple[int, list[tuple[int, int]]] | None:
@@ -224,10 +224,11 @@ def test_large_tiles_go_to_the_low_end_of_a_hole_and_small_ones_to_the_high_end(
     assert addresses.room_for(0) == 0 and addresses.room_for(1) == 30
 
 
-def test_a_hole_that_nobody_waits_for_is_preferred_to_one_that_fits_better() -> None:
+def test_the_hole_that_has_been_free_for_longest_is_preferred_to_one_that_fits_better() -> None:
     addresses = standing(16, [4, 3, 4], {0: 3})  # holes of 3 and 9 bytes
     assert addresses.room_for(1) == 0
     addresses.tables["free"]["at_s"][:3] = 1.0
+    addresses.state["time_s"] = 2.0  # both are free by now
     at = addresses.room_for(1)
     assert at is not None and at >= 7
 
