@@ -159,13 +159,12 @@ def sleep(control: Any, queues: Any, links: Any, times: Any, posts: Any, device:
     until = next_end(control, queues, links)
     if until < times[places.TIMER]:
         times[places.TIMER] = until
-        signalled = native.wait_until(condition, mutex, until) == 0
+        native.wait_until(condition, mutex, until)
         if times[places.TIMER] == until:
             times[places.TIMER] = NEVER
     else:
         native.wait(condition, mutex)
-        signalled = True
     posts[device, places.PARKED] -= 1
-    if signalled and posts[device, places.WOKEN] > 0:
-        posts[device, places.WOKEN] -= 1
-    posts[device, places.WOKEN] = min(posts[device, places.WOKEN], posts[device, places.PARKED])
+    # Also when its time has come: a signal that comes with the time may be spent on this worker. If it still counted, another
+    # that sleeps would pass for one that is signalled, and nobody would signal it again. At worst one is signalled twice.
+    posts[device, places.WOKEN] = min(max(posts[device, places.WOKEN] - 1, 0), posts[device, places.PARKED])
