@@ -69,14 +69,16 @@ def test_devices_wait_less_when_work_on_others_results_lags(bench: Any, monkeypa
     work = Work(batch_size=4, seq_len=32, replicas=4, tile=32, update="device", recompute=True)
 
     def seconds() -> float:
+        """Return the seconds of a step, relative to those of its operations on four devices."""
         step = planned_step(config, work, Machine(device=device, device_memory=cap))
         traffic = simulate(step.program, step.standing, device=device, device_memory=cap)
         calls_s = {call_of(operation): 1e-3 for operation in step.program.operations()}
         computed_s = 1e-3 * len(list(step.program.operations())) / 4
         rate = 1.7 * traffic.busiest_nbytes / computed_s
-        return float(bench("bench_devices").by_arithmetic(traffic.schedule, calls_s, rate, 8 * rate).seconds)
+        return float(bench("bench_devices").by_arithmetic(traffic.schedule, calls_s, rate, 8 * rate).seconds) / computed_s
 
-    lagging_s = seconds()
+    lagging = seconds()
     monkeypatch.setattr(carriers, "lagging", lambda program, devices, begins: [range(len(program))])
-    recorded_s = seconds()
-    assert lagging_s < 0.9 * recorded_s
+    recorded = seconds()
+    assert lagging < 0.95 * recorded
+    assert lagging < 1.25  # 1.26, and 2.26 in the recorded order, if a result takes the place that was left last
