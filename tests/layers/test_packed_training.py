@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asynctile import Engine
-from asynctile.layers import Trainer
+from asynctile.layers import LoRA, Trainer
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
 from tests.interpreter import Model as Interpreted
@@ -45,6 +45,21 @@ async def test_loss_and_gradients_are_those_of_the_examples_one_by_one(name: str
     for tensor, gradient in found.items():
         assert np.abs(gradient - gradients[tensor]).max() < 5e-6 * norm, tensor
     assert max(float(np.abs(without[tensor] - gradients[tensor]).max()) for tensor in gradients) > 1e-2 * norm
+
+
+@pytest.mark.parametrize("shape", [CUT, QWEN3], ids=["gpt2", "qwen3"])
+async def test_adapters_learn_from_examples_in_a_sequence_what_they_learn_one_by_one(shape: PackedShape) -> None:
+    batch, targets = shape.batch_of_tokens(3), ("c_attn", "mlp.c_proj") if shape is CUT else ("q_proj", "down_proj")
+    async with Engine("cpu") as engine:
+        trainer = Trainer(await lively(engine, shape), adapters=LoRA(rank=3, alpha=7.0, targets=targets, seed=2))
+        await trainer.step(*batch)  # until then B is zero, and A has no gradient
+        loss, gradients = await one_by_one(trainer, *batch)
+        assert await trainer.model.loss(*batch) == pytest.approx(loss, abs=1e-5)
+        found = await trainer.gradients(*batch)
+    norm = float(np.sqrt(sum((gradient**2).sum() for gradient in gradients.values())))
+    assert found.keys() == gradients.keys() and norm > 0
+    for tensor, gradient in found.items():
+        assert np.abs(gradient - gradients[tensor]).max() < 5e-6 * norm, tensor
 
 
 @pytest.mark.parametrize("shape", [CUT, SEVERAL, QWEN3], ids=["cut", "several", "qwen3"])
