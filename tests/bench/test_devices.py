@@ -65,11 +65,11 @@ def test_by_arithmetic_devices_work_beside_their_links(bench: Any, rate: float) 
 
 def test_devices_wait_less_when_work_on_others_results_lags(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(n_layer=4, n_head=2, n_embd=64, block_size=32, vocab_size=128)
-    device, cap = "emulated*4", config.states_nbytes // 2
+    device = "emulated*4"
     work = Work(batch_size=4, seq_len=32, replicas=4, tile=32, update="device", recompute=True)
 
-    def seconds() -> float:
-        """Return the seconds of a step, relative to those of its operations on four devices."""
+    def seconds(cap: int) -> float:
+        """Return the seconds of a step under a cap, relative to those of its operations on four devices."""
         step = planned_step(config, work, Machine(device=device, device_memory=cap))
         traffic = simulate(step.program, step.standing, device=device, device_memory=cap)
         calls_s = {call_of(operation): 1e-3 for operation in step.program.operations()}
@@ -77,8 +77,8 @@ def test_devices_wait_less_when_work_on_others_results_lags(bench: Any, monkeypa
         rate = 1.7 * traffic.busiest_nbytes / computed_s
         return float(bench("bench_devices").by_arithmetic(traffic.schedule, calls_s, rate, 8 * rate).seconds) / computed_s
 
-    lagging = seconds()
+    half, quarter = config.states_nbytes // 2, config.states_nbytes // 4
+    assert seconds(half) < 1.25  # 1.26 if a result takes the place that was left last
+    lagging = seconds(quarter)
     monkeypatch.setattr(carriers, "lagging", lambda program, devices, begins: [range(len(program))])
-    recorded = seconds()
-    assert lagging < 0.95 * recorded
-    assert lagging < 1.25  # 1.26, and 2.26 in the recorded order, if a result takes the place that was left last
+    assert lagging < 0.9 * seconds(quarter)
