@@ -18,23 +18,31 @@ from tests.settle import HANG_S, settle, until
 async def test_launches_run_ahead_by_a_bounded_number_of_bytes_to_copy(monkeypatch):
     monkeypatch.setattr(run_ahead, "RUN_AHEAD_NBYTES", 4 * NBYTES)
     out, *many = tiles = standing("out", *(f"t{index}" for index in range(20)))
-    gate, operations = threading.Event(), [copy(tile, out) for tile in many]
+    begun, gate, operations = threading.Event(), threading.Event(), [copy(tile, out) for tile in many]
+
+    def waiting(*args):
+        begun.set()
+        assert gate.wait(HANG_S)
+        return true(*args)
 
     async def launches():
         for operation in operations:
             await runtime_of(engine).launch(operation)
+            await until(begun.is_set)  # the first tile has arrived: its bytes no longer count
         await runtime_of(engine).synchronize()
 
     async with Engine("emulated", device_memory=40 * NBYTES, prefetch=1) as engine:
         await runtime_of(engine).reserve(demand_of([program_of(*operations)], tiles))
         await runtime_of(engine).store(values(many).items())
         true = runtime_of(engine).device.kernels["copy"]
-        runtime_of(engine).device.kernels["copy"] = lambda *args: (gate.wait(HANG_S), true(*args))
+        runtime_of(engine).device.kernels["copy"] = waiting
         running = asyncio.create_task(launches())
-        await until(lambda: engine.statistics().uploaded_bytes >= 6 * NBYTES)
-        await settle(engine)
-        ahead = engine.statistics().uploaded_bytes
-        gate.set()
+        try:
+            await until(lambda: engine.statistics().uploaded_bytes >= 6 * NBYTES)
+            await settle(engine)
+            ahead = engine.statistics().uploaded_bytes
+        finally:
+            gate.set()
         assert await running is None
         assert engine.statistics().uploaded_bytes == 20 * NBYTES
     # The first tile has arrived and its operation hangs. One upload more than the bound is made before the launch is held back.
