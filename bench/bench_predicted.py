@@ -108,7 +108,7 @@ async def main() -> None:
     chosen = list(settings(options.draw or None))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.toml"
-        path.write_text(measured())
+        path.write_text(await asyncio.to_thread(measured))
         here = hardware(str(path))
         found = await _found(options, chosen, folder)
         text = path.read_text()

@@ -179,7 +179,7 @@ async def main() -> None:
     options = arguments(__doc__, rounds=5, steps=3, drawn=20, seed=1, search=15.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.toml"
-        path.write_text(measured())
+        path.write_text(await asyncio.to_thread(measured))
         here = hardware(str(path))
     columns = ("case", "by", "proposal", "over defaults", "low", "high", "target",
                "fastest drawn", "proposal over it", "low", "high", "target")  # fmt: skip

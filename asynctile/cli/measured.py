@@ -15,6 +15,7 @@ import psutil
 
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.cli.measured_gpus import Verbs, measured_gpus
+from asynctile.cli.measured_transfers import transfers_per_s
 from asynctile.cli.terminal import complain
 from asynctile.device import resolved
 from asynctile.device.names import names_of
@@ -23,6 +24,7 @@ from asynctile.layers import GPT2Config
 from asynctile.layers.machine import Machine
 from asynctile.layers.verbs import seconds_on_cores, verbs_at
 from asynctile.measure.cores import measure_cores
+from asynctile.measure.costs import CARRY
 from asynctile.measure.known import processor
 from asynctile.program.precision import check_precision
 from asynctile.schedule.rates import Rates
@@ -91,7 +93,8 @@ def _verbs() -> Verbs:
     for edge in EDGES:
         complain(f"asynctile info: measuring every kernel at tiles of {edge} ...")
         shape = GPT2Config(n_layer=1, n_head=edge // HEAD, n_embd=edge, block_size=edge, vocab_size=2 * edge)
-        found[edge] = verbs_at(edge, shape, Machine(device="cpu"), seconds_on_cores)
+        verbs = verbs_at(edge, shape, Machine(device="cpu"), seconds_on_cores)
+        found[edge] = {**verbs, CARRY: transfers_per_s(edge)}
     return found
 
 

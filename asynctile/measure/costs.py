@@ -1,6 +1,7 @@
 """The seconds of each entry of a schedule, by the rates of a machine. Pure arithmetic for the virtual clock (virtual.py).
 
-Where cores compute, they also make the copies and the updates in RAM: these take time from the operations beside them.
+Where cores compute, they also make the copies, the transfers and the updates in RAM: these take time from the operations beside
+them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from asynctile.program.operation import HOST, Operation
 from asynctile.schedule.rates import Rates
 from asynctile.schedule.schedule import Kind, Schedule, Scheduled
 
+#: The verb of cores that carry a tile to or from a file.
+CARRY = "carry"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCosts:
     """What the entries of a schedule cost on one machine.
 
     rates: of one GPU and its host, or of all cores together. verbs: by kernel, its own rate on the same hardware, in FLOP/s if
-    it multiplies matrices, else in bytes of its operands a second; the others take the rates of products and of memory.
+    it multiplies matrices, else in bytes of its operands a second; the others take the rates of products and of memory. CARRY:
+    what cores do for a file, in bytes a second; the file's own time comes on top.
     devices: how many there are. cores: how many cores compute; 0 for GPUs. passed_per_s: bytes a second from one device to
     another, None for the rate of a link.
     """
@@ -76,8 +81,9 @@ class EntryCosts:
         for entry in schedule.entries:
             if unit_of(entry).resource not in (Resource.COMPUTE, Resource.UPDATES):
                 copied[entry.kind is Kind.TRANSFER] += entry.nbytes
-        # A file's bytes are copied by the system, and read once more for their checksum.
-        copying_s = (copied[False] + 2 * copied[True]) / self.rates.copied_per_s * self.at_once * self.devices
+        # A file's bytes are at least copied by the system, and read once more for their checksum.
+        carried_per_s = self.verbs.get(CARRY, self.rates.copied_per_s / 2)
+        copying_s = (copied[False] / self.rates.copied_per_s + copied[True] / carried_per_s) * self.at_once * self.devices
         computing_s = 0.0
         for entry in schedule.entries:
             if isinstance(entry.what, Operation):

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from asynctile.cli import measured, measured_gpus
+from asynctile.cli import measured, measured_gpus, measured_transfers
 from asynctile.measure import gpu_times
 from asynctile.measure.hardware import hardware
 from asynctile.schedule.rates import CORES
@@ -22,6 +22,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Measure small tiles and few blocks, in an empty folder."""
     monkeypatch.setattr(measured, "EDGES", (64,))
     monkeypatch.setattr(measured, "BLOCKS", 2)
+    monkeypatch.setattr(measured_transfers, "COPIES", 32)
     monkeypatch.setattr("asynctile.layers.verbs.APART", 0)
     monkeypatch.setattr(measured, "measure_cores", lambda: replace(CORES, copied_per_s=7e9))
     monkeypatch.chdir(tmp_path)
@@ -34,7 +35,8 @@ def test_the_measured_machine_is_a_file_that_a_plan_takes(program: Program, quic
     (quick / "here.toml").write_text(out)
     here = hardware("here.toml")
     assert (here.device, here.count, here.copied_per_s) == ("cpu", len(os.sched_getaffinity(0)), 7e9)
-    assert {"gemm", "attention", "adamw", "layernorm_whole", "cross_entropy"} <= here.verbs[64].keys()
+    assert {"gemm", "attention", "adamw", "layernorm_whole", "cross_entropy", "carry"} <= here.verbs[64].keys()
+    assert here.verbs[64]["carry"] < here.copied_per_s  # a transfer costs the cores more than its bytes
     assert here.disk_per_s > 0 and here.disk > 0 and here.ram > 1 << 30
     assert program("plan", "--machine", "here.toml")[1].startswith("verdict  ")
     status, out, _ = program("plan", "--machine", "here.toml", "--device", "emulated", "--device-memory", "4MiB")

@@ -7,7 +7,7 @@ import pytest
 
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
-from asynctile.measure.costs import EntryCosts
+from asynctile.measure.costs import CARRY, EntryCosts
 from asynctile.measure.simulate import simulate
 from asynctile.measure.virtual import Resource, Unit, timeline, unit_of
 from asynctile.program.operation import HOST, Operation
@@ -83,6 +83,14 @@ def test_cores_share_their_rate_among_operations_side_by_side_and_make_the_copie
     slowly = EntryCosts(rates=replace(rates, copied_per_s=1e3), cores=1).timeline(schedule)
     copied = sum(entry.nbytes for entry in schedule.entries if entry.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.FETCH))
     assert slowly.seconds > copied / 1e3 > 100 * one.timeline(schedule).seconds
+
+
+def test_cores_take_time_from_their_operations_to_carry_tiles_to_a_file() -> None:
+    schedule = schedule_of("cpu", spill=True)
+    carried = sum(entry.nbytes for entry in schedule.entries if entry.kind is Kind.TRANSFER)
+    free, costly = (EntryCosts(rates=replace(CORES, disk_per_s=1e24), cores=1, verbs={CARRY: rate}) for rate in (1e24, 1e3))
+    assert costly.timeline(schedule).seconds - free.timeline(schedule).seconds == pytest.approx(carried / 1e3, rel=0.05)
+    assert EntryCosts(rates=GPU, verbs={CARRY: 1e3}).timeline(schedule_of("cuda:0", spill=True)).seconds < carried / 1e6
 
 
 def test_updates_in_ram_run_beside_a_gpu_and_on_the_cores_of_an_emulated_device() -> None:
