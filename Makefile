@@ -24,14 +24,15 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # Where torch is installed, every process would spend seconds importing it for tests that it does not run.
 NO_TORCH := --ignore=tests/reference --ignore=tests/gpu/test_torch.py
 
-.PHONY: train test laws lint docs map reference strict
+.PHONY: train test laws lint kernels docs map reference strict
 
 # The cap is below half of the states. A stopped run continues; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
 	$(BIN)/asynctile train --device emulated --device-memory 4MiB --lr 2e-3 --steps 2500 --out $(RUN) \
 		$(if $(wildcard $(RUN)/run.json),--resume)
 
-test: lint
+test: $(VENV)/.has-test
+	@$(MAKE) --no-print-directory --jobs 2 lint kernels
 	$(PYTEST) $(NO_TORCH) -m "not reference and not gpu and not laws"
 
 laws: $(VENV)/.has-test
@@ -40,6 +41,9 @@ laws: $(VENV)/.has-test
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p asynctile
+
+kernels: $(VENV)/.has-test
+	@XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m tests.compiled
 
 # These run on both event loops in debug mode; see tests/strict.py.
 strict: $(VENV)/.has-test
