@@ -134,15 +134,24 @@ async def test_a_disk_that_stops_answering_is_named_with_the_waiting_work_and_th
 
 
 async def test_a_kernel_that_hangs_is_named(tmp_path):
-    work, gate = Matmul(n=1), threading.Event()
+    work, begun, gate = Matmul(n=1), threading.Event(), threading.Event()
+
+    def hang(*args):
+        begun.set()
+        gate.wait(HANG_S)
+
     async with Engine("cpu", watchdog=None) as engine:
         await work.prepare(engine)
-        watch(engine, 0.2)
-        runtime_of(engine).device.kernels["gemm"] = lambda *args: gate.wait()
-        async with asyncio.timeout(HANG_S):
-            with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
-                await work.run(engine)
-        gate.set()
+        runtime_of(engine).device.kernels["gemm"] = hang
+        try:
+            await runtime_of(engine).launch(work.operation(0, 0, 0))
+            await until(begun.is_set)
+            watch(engine, 0.2)
+            async with asyncio.timeout(HANG_S):
+                with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
+                    await runtime_of(engine).synchronize()
+        finally:
+            gate.set()
 
 
 class Slow:
