@@ -2,7 +2,8 @@
 
     python bench/bench_predicted.py [--rounds 5] [--steps 10] [--draw TEXT] [--write]
 
-First this machine is measured as `asynctile info --measure` does it, without a step. Then steps of one model are played: in
+This machine is measured as `asynctile info --measure` does it, without a step. A busy neighbour slows whole minutes, so that
+happens before the rounds, halfway and behind them, and a prediction is the median of three. Steps of one model are played: in
 RAM; on `emulated` under caps of 10, 25 and 50% of the states, over links of three rates; in RAM over a file that is throttled
 to two rates; and on 1, 2 and 4 emulated devices. Settings take turns, each with --steps steps a round; the time of a setting is
 the median of its rounds. The clock gets the schedule that runs follow and the rates of the file. Target: within 10% of the
@@ -52,7 +53,7 @@ class Setting:
 
     def __str__(self) -> str:
         cap = "" if self.share is None else f", {self.share:.0%}"
-        return f"{self.device}{cap}{'' if self.rate is None else f', {self.rate / 1e6:,.0f} MB/s'}"
+        return f"{self.device}{cap}{'' if self.rate is None else f', {self.rate / 1e6:,.4g} MB/s'}"
 
     @property
     def cap(self) -> int | None:
@@ -107,16 +108,14 @@ async def main() -> None:
     options = arguments(__doc__, rounds=5, steps=10, draw="")
     chosen = list(settings(options.draw or None))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "machine.toml"
-        path.write_text(await asyncio.to_thread(measured))
-        here = hardware(str(path))
-        found = await _found(options, chosen, folder)
-        text = path.read_text()
+        files, found = await _found(options, chosen, Path(folder))
+        heres = [hardware(str(path)) for path in files]
+        texts = [path.read_text().splitlines() for path in files]
     columns = ("setting", "predicted s", "measured s", "lowest s", "highest s", "predicted over measured", "target")
     table = Table("a step", columns)
     ratios = []
     for setting, (rates, spent) in found.items():
-        seconds, middle = predicted_s(setting, rates, here), statistics.median(spent)
+        seconds, middle = statistics.median(predicted_s(setting, rates, here) for here in heres), statistics.median(spent)
         ratios.append(seconds / middle)
         said = target(abs(seconds / middle - 1), MOST, above=False)
         table.rows.append((str(setting), seconds, middle, min(spent), max(spent), seconds / middle, said))
@@ -126,27 +125,33 @@ async def main() -> None:
         "repeats": f"median of {options.rounds} rounds of {options.steps} played steps, settings in turn",
         "within 10%": f"{within} of {len(ratios)}",
         "drawn by": options.draw or "nothing",
-        "machine": json.dumps(text.splitlines()),
+        "machine": json.dumps(texts),
     }
     publish("bench_predicted", __doc__, configuration, [table], write=options.write)
 
 
-async def _found(options: Any, chosen: list[Setting], folder: str) -> dict[Setting, tuple[Rates, list[float]]]:
-    """Return, for each setting, the rates by which its engine decides, and the seconds of a step in each round."""
+async def _found(
+    options: Any, chosen: list[Setting], folder: Path
+) -> tuple[list[Path], dict[Setting, tuple[Rates, list[float]]]]:
+    """Return files of the machine and, for each setting, the rates by which its engine decides and the seconds of its steps."""
     tokens, targets = batch(CONFIG, BATCH, LENGTH)
+    files = [folder / f"machine-{number}.toml" for number in range(3)]
+    files[0].write_text(await asyncio.to_thread(measured))
     async with AsyncExitStack() as stack:
         trainers: dict[Setting, Trainer] = {}
         rates = {}
         for setting in chosen:
-            spill = tempfile.mkdtemp(dir=folder)
-            engine = await stack.enter_async_context(setting.engine(spill))
+            engine = await stack.enter_async_context(setting.engine(tempfile.mkdtemp(dir=folder)))
             model = await GPT2.create(engine, CONFIG, seed=1)
             trainers[setting] = Trainer(model, AdamW(lr=1e-4), replicas=setting.devices)
             rates[setting] = engine.rates
         sides = {str(setting): steps(trainer, tokens, targets, options.steps) for setting, trainer in trainers.items()}
         await in_turn(sides, 1)
-        spent = await in_turn(sides, options.rounds)
-    return {setting: (rates[setting], spent[str(setting)]) for setting in chosen}
+        first = await in_turn(sides, (options.rounds + 1) // 2)
+        files[1].write_text(await asyncio.to_thread(measured))
+        then = await in_turn(sides, options.rounds // 2)
+    files[2].write_text(await asyncio.to_thread(measured))
+    return files, {setting: (rates[setting], [*first[str(setting)], *then[str(setting)]]) for setting in chosen}
 
 
 if __name__ == "__main__":
