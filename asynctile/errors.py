@@ -5,11 +5,13 @@ from asynctile.storage.errors import (
     BudgetError,
     CheckpointError,
     DeviceError,
+    NodeError,
     StalledError,
     TierError,
     TornModelError,
 )
 
 __all__ = [
-    "AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "StalledError", "TierError", "TornModelError",
+    "AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "NodeError", "StalledError", "TierError",
+    "TornModelError",
 ]  # fmt: skip

@@ -9,7 +9,8 @@ them.
 from __future__ import annotations
 
 __all__ = [
-    "AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "StalledError", "TierError", "TornModelError",
+    "AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "NodeError", "StalledError", "TierError",
+    "TornModelError",
 ]  # fmt: skip
 
 
@@ -43,6 +44,10 @@ class CheckpointError(AsynctileError):
 
 class DeviceError(AsynctileError):
     """A device is missing, unusable, or one of its operations failed."""
+
+
+class NodeError(AsynctileError):
+    """Another process of a training refused this one, was lost, gave up or has left."""
 
 
 class StalledError(TierError):

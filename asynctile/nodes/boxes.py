@@ -1,0 +1,136 @@
+"""The transfers between this node and another one: `Outbox` and `Inbox`, each shared by the threads of several connections.
+
+Transfers of a direction are numbered, and both nodes count alike. They go out in the order of their numbers, whatever the order
+in which they become ready. So the transfer that the other node needs first never waits behind another one. A tile is received
+into its own bytes; nothing is buffered here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from asynctile.errors import NodeError
+from asynctile.nodes.wire import PIECE_NBYTES, PieceHeader
+
+#: Called once when a transfer is over, with its error or None.
+Told = Callable[[NodeError | None], None]
+
+
+class Moving:
+    """A transfer under way. left: bytes that are not over. held: pieces that threads are busy with."""
+
+    __slots__ = ("held", "left", "number", "told", "view")
+
+    def __init__(self, number: int, view: memoryview, told: Told) -> None:
+        self.number = number
+        self.view = view
+        self.told = told
+        self.left = len(view)
+        self.held = 0
+
+
+class _Box:
+    """The transfers of one direction. Threads take pieces, and put them back when they are done with them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._moving: dict[int, Moving] = {}
+        self._failure: NodeError | None = None
+        #: numbers of the present run: from `base` up to before `end`
+        self._base = self._end = 0
+
+    def begin(self, count: int) -> None:
+        """Begin a run of `count` transfers. Those of the run before that were never added are dropped, on both sides."""
+        with self._changed:
+            if self._moving:
+                raise RuntimeError(f"{len(self._moving)} transfers of the last run are under way; wait for them first")
+            self._base, self._end = self._end, self._end + count
+            self._rewind(self._base)
+
+    def add(self, index: int, view: memoryview, told: Told) -> None:
+        """Add the transfer of this index in its run. told: see Told; it must not raise."""
+        with self._changed:
+            number, failure = self._base + index, self._failure
+            if not 0 <= index < self._end - self._base or number in self._moving:
+                raise ValueError(f"transfer {index} is not one of the {self._end - self._base} of this run, or was added "
+                                 "before")
+            if failure is None:
+                self._moving[number] = Moving(number, view, told)
+                self._changed.notify_all()
+        if failure is not None:
+            told(failure)
+
+    def put_back(self, moving: Moving, nbytes: int) -> None:
+        """Put back a piece that was taken. nbytes: how many bytes of it are over; 0 after an error."""
+        with self._changed:
+            moving.held -= 1
+            moving.left -= nbytes
+            is_over = not moving.left or (self._failure is not None and not moving.held)
+            error = self._failure if moving.left else None
+            if is_over:
+                del self._moving[moving.number]
+        if is_over:
+            moving.told(error)
+
+    def fail(self, error: NodeError) -> None:
+        """Fail all transfers, now and later. One that threads are busy with is over when they have put it back."""
+        with self._changed:
+            self._failure = self._failure or error
+            idle = [moving for moving in self._moving.values() if not moving.held]
+            for moving in idle:
+                del self._moving[moving.number]
+            self._changed.notify_all()
+        for moving in idle:
+            moving.told(self._failure)
+
+    def _rewind(self, number: int) -> None:
+        """Go on with transfer `number`."""
+
+
+class Outbox(_Box):
+    """The transfers to another node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = self._offset = 0
+
+    def take(self) -> tuple[Moving, PieceHeader] | None:
+        """Wait for the next piece to send; None after a failure."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or self._next in self._moving)
+            if self._failure is not None:
+                return None
+            moving, offset = self._moving[self._next], self._offset
+            total = len(moving.view)
+            nbytes = min(PIECE_NBYTES, total - offset)
+            moving.held += 1
+            self._offset += nbytes
+            if self._offset == total:
+                self._next, self._offset = self._next + 1, 0
+                self._changed.notify_all()
+            return moving, PieceHeader(moving.number, total, offset, nbytes)
+
+    def _rewind(self, number: int) -> None:
+        self._next, self._offset = number, 0
+
+
+class Inbox(_Box):
+    """The transfers from another node."""
+
+    def place(self, piece: PieceHeader) -> Moving | None:
+        """Wait until the piece's transfer has a place; None after a failure.
+
+        NodeError if the other node has sent another piece than this one expects: they run different programs.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or piece.number in self._moving)
+            if self._failure is not None:
+                return None
+            moving = self._moving[piece.number]
+            fits = 0 < piece.nbytes <= min(PIECE_NBYTES, moving.left) and piece.offset + piece.nbytes <= piece.total
+            if piece.total != len(moving.view) or not fits:
+                raise NodeError(f"transfer {piece.number} has {piece.total} bytes there and {len(moving.view)} here; start all "
+                                "nodes with the same options")
+            moving.held += 1
+            return moving
