@@ -95,7 +95,27 @@ class Elsewhere:
     number: ClassVar[None] = None
 
 
-Entry = Operation | Fetch | Mark | Passage | Handover | Elsewhere
+@dataclass(frozen=True, slots=True, eq=False)
+class Shipment:
+    """The way of a tile between this node and another one: its bytes in RAM are sent, or received bytes overwrite them.
+
+    node: the other one. index: among the tiles of a run that go the same way between the two. access: READ to send, WRITE to
+    receive. parts.py makes them.
+    """
+
+    tile: Tile
+    node: int
+    index: int
+    access: str
+    device: ClassVar[str] = HOST
+    number: ClassVar[None] = None
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return (self.tile,)
+
+
+Entry = Operation | Fetch | Mark | Passage | Handover | Shipment | Elsewhere
 
 #: Before this mark, no run changes tiles that outlive it. So entries up to here may run before the host has looked at results.
 UPDATE = "update"

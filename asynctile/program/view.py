@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation, device_named
-from asynctile.program.program import Elsewhere, Entry, Fetch, Handover, Mark, Passage, Program
+from asynctile.program.program import Elsewhere, Entry, Fetch, Handover, Mark, Passage, Program, Shipment
 from asynctile.storage.tile import Tile
 
 
@@ -50,7 +50,7 @@ def _writers(program: Program) -> Writers:
     for position, entry in enumerate(program.entries):
         if entry.device == HOST:
             found[position] = {tile: last.get(tile, HOST) for tile in entry.tiles if not tile.persistent}
-        if isinstance(entry, Operation):
+        if isinstance(entry, Operation | Shipment):
             written = (tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
             last.update((tile, entry.device) for tile in written if not tile.persistent)
     return found
