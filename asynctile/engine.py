@@ -29,8 +29,10 @@ from asynctile.loop.files import THREADS
 from asynctile.loop.thread import new_loop
 from asynctile.loop.turns import Turn
 from asynctile.measure.known import machine_rates
+from asynctile.memory.node_link import NodeLink
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import TierOptions, Tiers
+from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.runtime import Runtime
 from asynctile.schedule.rates import Rates, assumed
 from asynctile.share import Share, runtime_of
@@ -59,6 +61,8 @@ class Engine(Traced):
     spill_limit: cap on the bytes in that folder, which are set aside at once.
     link_rate: bytes a second each way between RAM and the device, for emulated only, where each device has a link of its own.
     peer_rate: bytes a second that each device receives from the others, for several emulated devices only. None: no limit.
+    exchange: the exchange with other nodes, each of which has such an engine and calls the same steps. The engine does not
+        close it. Models on shares of the engine train alone. None: so do all.
     prefetch: how far transfers run ahead of compute. Each unit loads 4 tiles (16 from the spill folder) before their use and
         keeps as many slots free for the next ones, at most an eighth of all slots. 0: no overlap.
     precision: "fp32", or on a GPU "tf32" or "bf16".
@@ -87,6 +91,7 @@ class Engine(Traced):
         spill_limit: int | str | None = None,
         link_rate: int | str | None = None,
         peer_rate: int | str | None = None,
+        exchange: TcpExchange | None = None,
         prefetch: int = 2,
         precision: str = "fp32",
         rates: Rates | None = None,
@@ -108,6 +113,8 @@ class Engine(Traced):
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ValueError(f"prefetch is {shown(prefetch)}: expected a whole number of at least 0, such as 2")
+        if exchange is not None and precision == "bf16":
+            raise ValueError("precision is 'bf16': several nodes train in 'fp32' or 'tf32'")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
             raise ValueError(f"watchdog is {shown(watchdog)}: expected seconds above 0, or None to wait for ever")
         limit = None if spill_limit is None else _positive("spill_limit", spill_limit)
@@ -138,6 +145,7 @@ class Engine(Traced):
         )  # fmt: skip
         super().__init__(life, life.tell, options)
         self._link_rate = rate
+        self._exchange = exchange
         #: None until it is being opened
         self._lender: Lender | None = None
 
@@ -152,6 +160,9 @@ class Engine(Traced):
         spare_address_space()
         transfers = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
         tiers = Tiers(life.devices, life.spill, transfers, self._options, tell=self._tell)
+        if self._exchange is not None:
+            stream = life.device.add_stream("nodes", 1)
+            tiers.nodes = NodeLink(self._exchange, stream, tiers.runners, lambda: tiers.run_ahead.computing > 0)
         turn, files = Turn(tiers, self.weight), life.device.add_stream("files", THREADS)
         runtime = self._runtime_type(life, self._tell, self._options, turn, files, self.plays)
         self._runtime, self._lender = runtime, Lender(runtime, transfers)

@@ -99,6 +99,8 @@ class StepDone(Event):
     uploaded_bytes: int
     downloaded_bytes: int
     passed_bytes: int
+    sent_bytes: int
+    received_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     skipped: bool

@@ -30,7 +30,8 @@ PEAK = {"device": "device_peak_bytes", "host": "host_peak_bytes", "spill": "spil
 CAP = {"device": "device_memory_bytes", "host": "host_memory_bytes", "spill": "spill_limit_bytes"}
 #: The fields of moved bytes, by the way that the bytes take.
 MOVED = {
-    "upload": "uploaded_bytes", "download": "downloaded_bytes", "pass": "passed_bytes",
+    "upload": "uploaded_bytes", "download": "downloaded_bytes", "pass": "passed_bytes", "send": "sent_bytes",
+    "receive": "received_bytes",
     "spill_read": "spill_read_bytes", "spill_write": "spill_written_bytes",
 }  # fmt: skip
 #: Counters by share alone: the name without _total, the field of Statistics, the help text.

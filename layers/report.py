@@ -15,7 +15,10 @@ from asynctile.measure.statistics import StepTraffic
 from asynctile.storage.input import parse_json, read_lines
 
 #: Fields of an engine's Statistics that grow during a step (the growth is reported), and peaks (reported as they are).
-GROWING = ("stall_s", "uploaded_bytes", "downloaded_bytes", "passed_bytes", "spill_read_bytes", "spill_written_bytes")
+GROWING = (
+    "stall_s", "uploaded_bytes", "downloaded_bytes", "passed_bytes", "sent_bytes", "received_bytes", "spill_read_bytes",
+    "spill_written_bytes",
+)  # fmt: skip
 PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 
 
@@ -30,7 +33,8 @@ class StepReport:
       which also computes ignored positions.
     - stall_s: seconds in which compute waited for a transfer; nan if that is not measured, as in Statistics.
     - uploaded_bytes, downloaded_bytes: from and to RAM in this step, of all devices together. passed_bytes: from one device to
-      another. spill_read_bytes, spill_written_bytes: between RAM and the spill folder.
+      another. sent_bytes, received_bytes: tiles to and from other nodes. spill_read_bytes, spill_written_bytes: between RAM
+      and the spill folder.
     - device_peak_bytes, host_peak_bytes, spill_peak_bytes: peaks since the engine opened. device_peak_bytes is 0 on cpu, where
       RAM is the device. On several devices it is the highest peak of one.
     - skipped: the loss (or, with clip_norm, the gradient) was not finite, and nothing was updated.
@@ -48,6 +52,8 @@ class StepReport:
     uploaded_bytes: int
     downloaded_bytes: int
     passed_bytes: int
+    sent_bytes: int
+    received_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     device_peak_bytes: int

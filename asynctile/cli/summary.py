@@ -70,6 +70,8 @@ def _sentences(sums: Sums, bigrams: float, is_kept: bool, devices: int) -> list[
         moved = f"moved {format_size(sums.uploaded_bytes)} to {there} and {format_size(sums.downloaded_bytes)} back"
         lines.append(moved + (f", {format_size(sums.passed_bytes)} between them" if devices > 1 else ""))
         peaks = f"{format_size(sums.device_peak_bytes)} on {on_one}, {peaks}"
+    if sums.sent_bytes or sums.received_bytes:
+        lines.append(f"sent {format_size(sums.sent_bytes)} to other nodes and received {format_size(sums.received_bytes)}")
     lines.append(f"peak {peaks}")
     if sums.spill_peak_bytes:
         read, written = format_size(sums.spill_read_bytes), format_size(sums.spill_written_bytes)

@@ -14,7 +14,10 @@ __all__ = ["LOSS", "MOVED", "PEAKS", "Line", "Sums"]
 Line = Mapping[str, Any]
 
 #: Bytes that steps move.
-MOVED = ("uploaded_bytes", "downloaded_bytes", "passed_bytes", "spill_read_bytes", "spill_written_bytes")
+MOVED = (
+    "uploaded_bytes", "downloaded_bytes", "passed_bytes", "sent_bytes", "received_bytes", "spill_read_bytes",
+    "spill_written_bytes",
+)  # fmt: skip
 PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 LOSS = "validation_loss"
 #: The training loss is averaged over this many last steps.
@@ -36,6 +39,8 @@ class Sums:
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
     passed_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
     device_peak_bytes: int = 0
     host_peak_bytes: int = 0
     spill_read_bytes: int = 0

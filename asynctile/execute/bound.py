@@ -23,7 +23,7 @@ from asynctile.launch.assembly import check_value
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Place, Schedule, Standing
+from asynctile.schedule.schedule import RAM, RESULT, TOP, Place, Schedule, Standing
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import align
 from asynctile.storage.pool import Pool
@@ -198,7 +198,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             assert slot is not None, f"{one.tile.name} does not stand where {schedule.program.name} begins"
             found[one.place] = slot
     for place in schedule.places():
-        if place in found or place.tier in (DISK, RESULT):
+        if place in found or place.tier < 0:
             continue
         arena = from_the_top[place.tier].arena
         if arena.packed:

@@ -3,10 +3,10 @@
 A stretch is the entries between two marks, where the host looks at results. The host releases stretches one by one.
 
 While entries are handed over, each lane has one task. Every device has four lanes: compute, copies up, copies down, and
-copies from other devices. The host has three more: its operations, reads and writes of the spill file. A lane takes its
-entries in the order of the schedule. An entry may name an entry of another lane; its lane waits only if the other lane
-has not enqueued that entry yet. So the lanes of transfers run ahead of compute, up to the limit on bytes in flight. This
-is the prefetching pipeline.
+copies from other devices. The host has five more: its operations, reads and writes of the spill file, and tiles to and
+from other nodes. A lane takes its entries in the order of the schedule. An entry may name an entry of another lane; its
+lane waits only if the other lane has not enqueued that entry yet. So the lanes of transfers run ahead of compute, up to the
+limit on bytes in flight. This is the prefetching pipeline.
 
 Lanes never wait for each other in a circle. Edges lead from earlier entries to later ones, so the earliest entry that
 is not enqueued can always go on.
@@ -29,7 +29,7 @@ from asynctile.device.base import Device
 from asynctile.execute.workers.places import FAILED, OK, PENDING
 from asynctile.memory.placed import Placed
 from asynctile.program.operation import Operation
-from asynctile.schedule.schedule import DISK, RAM, Kind, Scheduled
+from asynctile.schedule.schedule import RAM, Kind, Scheduled
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, failed
 from asynctile.streams.gate import Gate
@@ -37,7 +37,7 @@ from asynctile.streams.run_ahead import RunAhead
 
 #: The work of a lane. A lane is named by its work and its device, 0 for the host. Tasks of lanes begin in this order: transfers
 #: first, so that they run ahead.
-LOAD, UP, PEER, DOWN, STORE, HOST, COMPUTE = range(7)
+RECEIVE, LOAD, UP, PEER, DOWN, STORE, SEND, HOST, COMPUTE = range(9)
 _WORK = {Kind.UPLOAD: UP, Kind.PASS: PEER, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
 
 
@@ -64,6 +64,8 @@ class Issuer:
         #: by entry, the futures of the lanes that wait for it
         self._futures: defaultdict[int, list[asyncio.Future[None]]] = defaultdict(list)
         self._lanes = lanes_of(self._entries, len(devices))
+        #: transfers to and from other nodes
+        self._away = frozenset(index for index, entry in enumerate(self._entries) if entry.node is not None)
         #: number of enqueued entries of each lane
         self._done = dict.fromkeys(self._lanes, 0)
         self._released = 0
@@ -144,6 +146,8 @@ class Issuer:
         """
         entry = self._entries[index]
         waits, after = await self._enqueued(entry.waits), await self._enqueued(entry.after)
+        if self._away:
+            await self._away_over(entry)
         if entry.kind is Kind.TRANSFER:
             for event in waits:  # bytes that are no good must not be written to the disk, nor read from it
                 await self._run_ahead.settled(event)
@@ -151,7 +155,7 @@ class Issuer:
                     return await self._given_up(event.error, entry, (*waits, *after))
             assert self.on_transfer is not None
             moved: StreamEvent = self.on_transfer(index, after)
-            self._run_ahead.add(moved, entry.nbytes)
+            self._run_ahead.add(moved, entry.nbytes, away=index in self._away)
             return moved
         try:
             event = self._enqueue(self._devices[device], entry, self._arrays(index), waits, after)
@@ -160,6 +164,16 @@ class Issuer:
         is_beside = entry.kind is Kind.OPERATION and entry.places[0].tier == RAM
         self._run_ahead.add(event, entry.nbytes, device=device, beside=is_beside)
         return event
+
+    async def _away_over(self, entry: Scheduled) -> None:
+        """Wait until the tiles that an entry waits for have come from other nodes, or have gone there.
+
+        So whatever is enqueued ends by itself, and a lane at its limit never waits for another node.
+        """
+        for before in self._away.intersection((*entry.waits, *entry.after)):
+            event = self._events[before]
+            assert event is not None, "an entry that it waits for is enqueued"
+            await self._run_ahead.settled(event)
 
     async def _given_up(self, error: BaseException, entry: Scheduled, before: Sequence[StreamEvent]) -> StreamEvent:
         """Return the event of an entry that fails without being enqueued, once all work before it is over.
@@ -220,7 +234,8 @@ def lanes_of(entries: Sequence[Scheduled], devices: int) -> dict[tuple[int, int]
         if entry.kind is Kind.OPERATION:
             work = HOST if entry.places[0].tier == RAM else COMPUTE
         elif entry.kind is Kind.TRANSFER:
-            work = STORE if entry.places[0].tier == DISK else LOAD
+            ways = (STORE, LOAD) if entry.node is None else (SEND, RECEIVE)
+            work = ways[entry.places[0].tier >= 0]
         else:
             work = _WORK[entry.kind]
         found[work, entry.device if devices > 1 else 0].append(index)

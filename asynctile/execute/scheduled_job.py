@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from asynctile.execute.alarm import Alarm
 from asynctile.execute.arrival import stand
 from asynctile.execute.bound import Bound
 from asynctile.execute.workers.places import OK
@@ -71,6 +72,7 @@ class ScheduledJob:
         bound.transfers.begin_run()
         player.on_transfer = self._transfer
         player.begin()
+        self._alarm = self._set_alarm()
 
     async def until(self, mark: str) -> None:
         """Let everything before `mark` run, and more: up to the first update, or to a mark where an input gets another value.
@@ -95,6 +97,8 @@ class ScheduledJob:
         await self._release(len(self._bound.schedule.stretches))
         await self._wait(self._ended())
         await self._assembly.run_ahead.settle()  # so that no other job has to wait for this one's work
+        if self._alarm is not None:
+            self._alarm.end()
         self.numbers = self.numbers.copy()  # the next run writes there
         if self.played:
             self._bound.fetch(self._outputs)
@@ -113,6 +117,9 @@ class ScheduledJob:
             if tiers.run_ahead.stalled is None:
                 raise
             return []  # nobody can know which tiles are whole while something hangs
+        finally:
+            if self._alarm is not None:
+                self._alarm.end()
         self._count()
         failure = partial(self._failure, self._player.statuses)
         standing = self._standing()
@@ -172,8 +179,22 @@ class ScheduledJob:
         self._player.transferred(entry, error is None)
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return the error of the disk at the earliest entry, or the player's `error` if the disk had none."""
+        """Return the error that ended the exchange; otherwise that of the earliest failed transfer; otherwise `error`."""
+        if self._alarm is not None and self._alarm.error is not None:
+            return self._alarm.error
         return self._errors[min(self._errors)] if self._errors else error
+
+    def _set_alarm(self) -> Alarm | None:
+        """Return the alarm of a run that tiles of other nodes take part in; None for another run."""
+        transfers = self._bound.transfers
+        if transfers.exchange is None:
+            return None
+
+        def cause(entry: int) -> BaseException:
+            told = self._errors.get(entry) or self._player.failure(entry)
+            return told or RuntimeError(f"{self._bound.schedule.entries[entry].what} failed")
+
+        return Alarm(transfers.exchange, lambda: self._player.statuses, cause)
 
     def _count(self) -> None:
         """Count the moves and operations among the entries that ran, and the peaks."""
@@ -187,5 +208,7 @@ class ScheduledJob:
         self._assembly.lanes[0].operations += counts.operations
         self._assembly.lanes[0].fetched_nbytes += counts.fetched
         self._assembly.passed_nbytes += counts.passed
+        self._assembly.sent_nbytes += counts.sent
+        self._assembly.received_nbytes += counts.received
         for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=False):
             tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

@@ -14,18 +14,19 @@ from numpy.typing import NDArray
 
 from asynctile.device.base import Device
 from asynctile.memory.placed import Placed
-from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule, Scheduled
+from asynctile.schedule.schedule import DISK, RESULT, Arrays, Kind, Schedule, Scheduled
 
 Kernels = Mapping[str, Callable[..., None]]
-#: Index of bytes written to the file among the counts of a device; the others are counted by kind. Number of its counts.
-_WRITTEN, _WAYS = len(Kind), len(Kind) + 1
+#: Indices among the counts of a device: of bytes written to the file, and of those sent to and received from other nodes. The
+#: others are counted by kind. Number of its counts.
+_WRITTEN, _SENT, _RECEIVED, _WAYS = range(len(Kind), len(Kind) + 4)
 
 
 class Counts(NamedTuple):
     """Amounts of work: number of operations, and bytes moved.
 
     uploaded, downloaded: over the link of each device to RAM. passed: from one device to another.
-    read, written: between RAM and the spill file.
+    read, written: between RAM and the spill file. sent, received: between RAM and other nodes.
     fetched: results for the host.
     """
 
@@ -35,6 +36,8 @@ class Counts(NamedTuple):
     passed: int
     read: int
     written: int
+    sent: int
+    received: int
     fetched: int
 
 
@@ -50,7 +53,7 @@ class Template:
     def __init__(self, schedule: Schedule, kernels: Kernels) -> None:
         self.schedule = schedule
         self.kernels = dict(kernels)
-        self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier != DISK]
+        self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier >= 0 or place.tier == RESULT]
         self._numbers: np.ndarray | None = None
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
         self._ways = np.array([_way(entry) for entry in schedule.entries])
@@ -84,12 +87,16 @@ class Template:
             passed=all_ways[Kind.PASS],
             read=all_ways[Kind.TRANSFER],
             written=all_ways[_WRITTEN],
+            sent=all_ways[_SENT],
+            received=all_ways[_RECEIVED],
             fetched=all_ways[Kind.FETCH],
         )
 
 
 def _way(entry: Scheduled) -> int:
-    """Return the index at which an entry is counted: by its kind, transfers to the file apart, copies over a link by device."""
+    """Return the index at which an entry is counted: by its kind, each way of transfers apart, copies over a link by device."""
+    if entry.node is not None:
+        return _RECEIVED if entry.places[0].tier >= 0 else _SENT
     if entry.kind is Kind.UPLOAD or entry.kind is Kind.DOWNLOAD:
         return entry.kind + _WAYS * entry.device
     return _WRITTEN if entry.places[0].tier == DISK else entry.kind

@@ -1,21 +1,24 @@
-"""Transfers of a schedule between RAM and the spill file: the block of each place there, and each transfer when it is due.
+"""Transfers of a schedule between RAM and the spill file or another node, each when it is due; and the blocks in the file.
 
 The threads of the spill folder's stream carry them out, with retries and checksums (asynctile/memory/spill_link.py);
 the schedule says when. Of the transfers that may begin, the earliest in the schedule goes first. Many write-backs become
 ready at once, and a read behind all of them would leave the cores without work.
 
 Persistent tiles keep the blocks that they have in their tier. Blocks of temporaries belong to the schedule, from when it
-is bound until it is left.
+is bound until it is left. Tiles for other nodes go through the exchange (asynctile/memory/node_link.py).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tiers import Tiers
+from asynctile.program.operation import READ
+from asynctile.program.program import Shipment
 from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
 from asynctile.storage.blocks import Block
 from asynctile.storage.container import aligned_array
@@ -34,12 +37,15 @@ class Transfers:
         self._slots = slots
         #: blocks of temporaries, which nobody else knows
         self._own: dict[Place, Block] = {}
-        #: entries that are transfers, with their numbers; the order of the first of this run on the stream of transfers
+        #: transfers from and to the file, with their numbers; the order of the first of this run on the stream of transfers
         self._numbers: dict[int, int] = {}
         self._first = 0
+        self._counts = _counts(schedule)
+        #: with other nodes; None if no tile of the schedule goes there or comes from there
+        self.exchange = tiers.nodes.exchange if tiers.nodes is not None and any(self._counts) else None
         try:
             for index, entry in enumerate(schedule.entries):
-                if entry.kind is Kind.TRANSFER:
+                if entry.kind is Kind.TRANSFER and entry.node is None:
                     self._numbers[index] = len(self._numbers)
                     self._take(entry.what, next(place for place in entry.places if place.tier == DISK))
         except BaseException:
@@ -47,9 +53,14 @@ class Transfers:
             raise
 
     def begin_run(self) -> None:
-        """Order the transfers of a new run behind everything that their stream has been given."""
+        """Order the transfers of a new run behind everything that their stream and other nodes have been given.
+
+        Those of the last run to and from other nodes must be over.
+        """
         if isinstance(self._host.link, SpillLink):
             self._first = self._host.link.stream.enqueued
+        if self.exchange is not None:
+            self.exchange.begin(*self._counts)
 
     def begin(self, entry: int, told: Callable[[BaseException | None], None], after: StreamEvents = ()) -> StreamEvent:
         """Enqueue the transfer of an entry behind `after`; return its event.
@@ -57,8 +68,13 @@ class Transfers:
         told: called by the thread of the transfer, with its error or None.
         """
         scheduled = self._schedule.entries[entry]
-        tile, (to, source) = scheduled.what, scheduled.places
+        tile, (to, source), node = scheduled.what, scheduled.places, scheduled.node
         assert isinstance(tile, Tile)
+        if node is not None:
+            assert self._tiers.nodes is not None, "a program of one of several nodes needs an exchange"
+            away, here = (to, source) if to.tier < 0 else (source, to)
+            array = self._host.memory.array(self._slots[here], (tile.nbytes,), np.uint8)
+            return self._tiers.nodes.carry(tile, node, away.index, array, away is to, told, after)
         below, here = (to, source) if to.tier == DISK else (source, to)
         block: Block = self._host.of(tile).backing if tile.persistent else self._own[below]
         pages = self._link.pages(self._slots[here], tile)
@@ -103,3 +119,12 @@ class Transfers:
         if residency.backing is None:
             residency.backing = self._link.take(residency)
         self._tiers.copies.place(tile)  # so that the block is freed with the tile
+
+
+def _counts(schedule: Schedule) -> tuple[Counter[int], Counter[int]]:
+    """Return how many transfers of a run go to each node, and how many come from it."""
+    sends, receives = Counter[int](), Counter[int]()
+    for entry in schedule.program.entries:
+        if isinstance(entry, Shipment):
+            (sends if entry.access == READ else receives)[entry.node] += 1
+    return sends, receives

@@ -39,8 +39,8 @@ class Assembly:
         self.lanes = [Lane(one, top, self.inputs, self.run_ahead) for one, top in zip(tiers.devices, tiers.tops, strict=True)]
         #: where operations report a number that nobody asked for
         self._scratch = device.numbers(1)
-        #: bytes that passed from one device to another, never reset
-        self.passed_nbytes = 0
+        #: bytes that passed from one device to another, and between this node and others, never reset
+        self.passed_nbytes = self.sent_nbytes = self.received_nbytes = 0
 
     @property
     def operations(self) -> int:

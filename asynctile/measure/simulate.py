@@ -117,10 +117,11 @@ def _on_disk(demand: Demand, ram: Arena, limit: int | None) -> int:
 
 
 def _moved(schedule: Schedule) -> Counter[tuple[Kind, int]]:
-    """Return the bytes moved, by kind of move and target tier."""
+    """Return the bytes moved on this node, by kind of move and target tier."""
     moved = Counter[tuple[Kind, int]]()
     for entry in schedule.entries:
-        moved[entry.kind, entry.places[0].tier] += entry.nbytes
+        if entry.node is None:
+            moved[entry.kind, entry.places[0].tier] += entry.nbytes
     return moved
 
 

@@ -49,6 +49,8 @@ class StepTraffic(NamedTuple):
     uploaded_bytes: int
     downloaded_bytes: int
     passed_bytes: int
+    sent_bytes: int
+    received_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     device_peak_bytes: int
@@ -65,7 +67,8 @@ class Statistics:
     counts there, and no more in the engine's caps; in the spill file it counts as used. A played step counts in operations
     and bytes when it ends.
 
-    uploaded_bytes, downloaded_bytes: between RAM and devices. passed_bytes: from one device to another.
+    uploaded_bytes, downloaded_bytes: between RAM and devices. passed_bytes: from one device to another. sent_bytes,
+        received_bytes: tiles to and from other nodes.
     share: its name, "engine" for the engine's own.
     spill_retries: transfers that succeeded after being repeated.
     stall_s: seconds in which operations waited for copies and nothing else ran, for the device as a whole; the mean of
@@ -97,6 +100,8 @@ class Statistics:
     uploaded_bytes: int
     downloaded_bytes: int
     passed_bytes: int
+    sent_bytes: int
+    received_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     spill_retries: int
@@ -128,6 +133,8 @@ def traffic(assembly: Assembly) -> StepTraffic:
         uploaded_bytes=sum([top.loaded_nbytes for top in above]),
         downloaded_bytes=sum([top.written_nbytes for top in above]) + assembly.fetched_nbytes,
         passed_bytes=assembly.passed_nbytes,
+        sent_bytes=assembly.sent_nbytes,
+        received_bytes=assembly.received_nbytes,
         spill_read_bytes=0 if spill is None else spill.read_nbytes,
         spill_written_bytes=0 if spill is None else spill.written_nbytes,
         device_peak_bytes=max([top.ledger.peak_nbytes for top in above], default=0),

@@ -16,6 +16,7 @@ from asynctile.hub import UNHEARD, Tell
 from asynctile.memory.caps import Caps
 from asynctile.memory.copies import Copies
 from asynctile.memory.host_link import HostLink
+from asynctile.memory.node_link import NodeLink
 from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tier import Tier
 from asynctile.program.grain import Grain
@@ -99,6 +100,7 @@ class Tiers:
     spill: spill folder below RAM, or None. `transfers` is its stream.
     link: link between `top` and `host`; None where they are one.
     copies: of tiles, over all devices.
+    nodes: link to other nodes; None where one node trains alone.
     caps: how the tiers are cut.
     rank: of a tile used outside a schedule now, less after each launch: what was used late is assumed to be used soon.
     run_ahead: work that was enqueued on the devices.
@@ -135,6 +137,7 @@ class Tiers:
         self.top, self.link = self.tops[0], links[0] if links else None
         self._by_number = (self.top, self.host, *above[1:]) if links else (self.host,)
         self.copies = Copies(self.tops, self.host)
+        self.nodes: NodeLink | None = None
         if spill is not None:
             spill.mended = partial(_mended, tell)
         self.caps = Caps(self.tops, self.host, spill, self.run_ahead)

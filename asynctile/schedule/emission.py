@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from asynctile.program.operation import HOST, READ, WRITE, Operation, number_of
-from asynctile.program.program import Entry, Fetch, Handover, Mark, Passage, Program
+from asynctile.program.program import Entry, Fetch, Handover, Mark, Passage, Program, Shipment
 from asynctile.schedule.below import Above
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
-from asynctile.schedule.schedule import NOBODY, RAM, RESULT, Kind, Place, Schedule, Scheduled, Standing
+from asynctile.schedule.schedule import NOBODY, RAM, RESULT, Kind, Place, Schedule, Scheduled, Standing, node_tier_of
 from asynctile.schedule.start import Seam, Start
 from asynctile.schedule.top import Top
 from asynctile.schedule.uses import has_passed, is_dead, tiles_of
@@ -316,8 +316,7 @@ class _Emission:
             source = self.tops[number_of(entry.source)].level.places[entry.tile]
             number = self._add(Kind.PASS, entry.tile, (*places, source))
         else:
-            assert isinstance(entry, Operation)
-            number = self._add(Kind.OPERATION, entry, places, entry.access)
+            number = self._add_work(entry, places)
         for tile in written:
             top.level.states[tile] = DIRTY
             top.level.written[tile] = number
@@ -341,13 +340,13 @@ class _Emission:
                     top.lose(tile)
 
     def _perform_on_host(self, entry: Entry) -> None:
-        assert self.ram is not None and isinstance(entry, Operation)
+        assert self.ram is not None
         self._touch()
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != WRITE:
                 self._in_ram(tile)
         places = tuple(self.ram.places.get(tile) or self.ram.put(tile) for tile in entry.tiles)
-        number = self._add(Kind.OPERATION, entry, places, entry.access)
+        number = self._add_work(entry, places)
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != READ:
                 self.ram.states[tile] = DIRTY
@@ -416,14 +415,22 @@ class _Emission:
             found += self.ram.stand([*self.standing, *self.program.temporaries])
         return tuple(found)
 
+    def _add_work(self, entry: Entry, places: tuple[Place, ...]) -> int:
+        """Append an operation, or a tile's way to or from another node; return the number of the entry."""
+        if isinstance(entry, Shipment):
+            there = Place(node_tier_of(entry.node), entry.tile.nbytes, entry.index)
+            return self._add(Kind.TRANSFER, entry.tile, (there, *places) if entry.access == READ else (*places, there))
+        assert isinstance(entry, Operation)
+        return self._add(Kind.OPERATION, entry, places, entry.access)
+
     def _add(self, kind: Kind, what: Operation | Tile, places: tuple[Place, ...], access: str = WRITE + READ) -> int:
         """Append an entry behind all entries that it must wait for; return its number."""
         number, waits, after = len(self.entries), set[int](), set[int]()
         for place, how in zip(places, access):  # noqa: B905  # an operation checks the lengths when it is made
-            if how != WRITE:
+            if how != WRITE and place.tier in self.levels:
                 self.levels[place.tier].read(place, number, waits)
         for place, how in zip(places, access):  # noqa: B905
-            if how != READ and place.tier != RESULT:
+            if how != READ and place.tier in self.levels:
                 self.levels[place.tier].write(place, number, after)
         waits.discard(number)
         after.discard(number)

@@ -99,7 +99,8 @@ class _Ways:
     """The paths of a schedule from the device to its host and back.
 
     aside: for each entry, whether it is an aside. before: for each entry, all entries that it waits for.
-    left: for each aside, the last device entry that it needs, also through other asides; -1 for none.
+    left: for each aside, the last device entry that it needs, also through other asides; -1 for none. What comes from another
+    node may need all that has gone there and has come from there before.
     joined: for each aside that the device waits for, the first device entry that does.
     """
 
@@ -109,9 +110,12 @@ class _Ways:
         self.before = [(*entry.waits, *entry.after) for entry in schedule.entries]
         self.left: dict[int, int] = {}
         self.joined: dict[int, int] = {}
+        shipped = -1
         for index, before in enumerate(self.before):
             if self.aside[index]:
                 self.left[index] = max((self.left.get(one, one) for one in before), default=-1)
+                if schedule.entries[index].node is not None:
+                    shipped = self.left[index] = max(shipped, self.left[index])
             else:
                 for one in before:
                     self.joined.setdefault(one, index)

@@ -25,7 +25,8 @@ from asynctile.storage.tile import Tile
 
 #: Numbers of the tiers: TOP is the first device, RAM the tier below all devices, and further devices follow (`tier_of`). If RAM
 #: is the device, RAM is TOP. DISK is the spill file. RESULT holds the fetched results for the host, by the number of the fetch.
-TOP, RAM, DISK, RESULT = 0, 1, -1, -2
+#: NODES and the numbers below it are other nodes (`node_tier_of`).
+TOP, RAM, DISK, RESULT, NODES = 0, 1, -1, -2, -3
 #: No entry: the bytes were not written in this step.
 NOBODY = -1
 
@@ -35,11 +36,17 @@ def tier_of(device: int) -> int:
     return TOP if device == 0 else RAM + device
 
 
+def node_tier_of(node: int) -> int:
+    """Return the number that another node has among the tiers. Nodes count from 0."""
+    return NODES - node
+
+
 class Kind(IntEnum):
     """The kind of an entry.
 
     OPERATION runs a kernel. UPLOAD and DOWNLOAD copy over the link between RAM and a device, PASS over that between two
-    devices. COPY copies within a tier, TRANSFER moves a tile between RAM and a file, and FETCH copies a result to the host.
+    devices. COPY copies within a tier, and FETCH copies a result to the host. TRANSFER moves a tile between RAM and a file, or
+    between RAM and another node.
     """
 
     OPERATION = 0
@@ -55,7 +62,8 @@ class Kind(IntEnum):
 class Place:
     """A slot: its tier, its size in bytes, and its number in its pool; in a packed tier, its offset in bytes.
 
-    For DISK: the size and offset of a block. For RESULT: the size and number of a result.
+    For DISK: the size and offset of a block. For RESULT: the size and number of a result. For a node: the size of the tile, and
+    which transfer of the run it is, among those that go the same way.
     """
 
     tier: int
@@ -91,10 +99,16 @@ class Scheduled:
         return max((place.tier - RAM for place in places if place.tier > RAM), default=0)
 
     @property
+    def node(self) -> int | None:
+        """The other node to or from which a transfer goes; None for everything else."""
+        lowest = min((place.tier for place in self.places), default=TOP)
+        return NODES - lowest if lowest <= NODES else None
+
+    @property
     def nbytes(self) -> int:
-        """Bytes that a copy moves (whole pages for a transfer); 0 for an operation."""
+        """Bytes that a copy moves (whole pages for a transfer to or from the file); 0 for an operation."""
         if self.kind is Kind.TRANSFER:
-            return next(place.nbytes for place in self.places if place.tier == DISK)
+            return next(place.nbytes for place in self.places if place.tier < 0)
         return self.what.nbytes if isinstance(self.what, Tile) else 0
 
     @property
@@ -161,5 +175,5 @@ class Schedule:
         An input that no transfer moves is not among them, because it gets a new value at a mark before the step reads it.
         """
         standing = {one.tile for one in self.start if one.place is not None}
-        moved = {entry.what for entry in self.entries if entry.kind is Kind.TRANSFER}
+        moved = {entry.what for entry in self.entries if entry.kind is Kind.TRANSFER and entry.node is None}
         return [tile for tile in self.program.inputs.values() if tile in moved and tile not in standing]

@@ -90,17 +90,22 @@ class RunAhead:
         self._events: deque[tuple[StreamEvent, int, int]] = deque()
         #: operations of the host, counted apart: the device seldom waits for one, so a slow one must not hold up device work
         self._beside: deque[StreamEvent] = deque()
+        #: tiles on their way to and from other nodes, in no limit: one may wait for work that is not enqueued yet
+        self._away: deque[StreamEvent] = deque()
         #: number of operations by device: a device that waits for another one must not hold it up
         self._operations: defaultdict[int, int] = defaultdict(int)
         self._nbytes = 0
 
-    def add(self, event: StreamEvent, nbytes: int = 0, *, device: int = 0, beside: bool = False) -> None:
+    def add(
+        self, event: StreamEvent, nbytes: int = 0, *, device: int = 0, beside: bool = False, away: bool = False
+    ) -> None:
         """Add the event of an enqueued operation of a device, or of a copy of `nbytes` bytes.
 
-        beside: whether it is an operation of the host, which runs beside the device's.
+        beside: whether it is an operation of the host, which runs beside the device's. away: whether it is a transfer to or
+        from another node.
         """
-        if beside:
-            self._beside.append(event)
+        if beside or away:
+            (self._away if away else self._beside).append(event)
             return
         self._events.append((event, nbytes, device))
         if nbytes:
@@ -147,21 +152,22 @@ class RunAhead:
             failed = failed or event.error
             if self._events and self._events[0][0] is event:  # unless another wait has dropped it
                 self._drop()
-        while self._beside:
-            event = self._beside[0]
-            await self.settled(event)
-            failed = failed or event.error
-            if self._beside and self._beside[0] is event:
-                self._beside.popleft()
+        for others in (self._beside, self._away):
+            while others:
+                event = others[0]
+                await self.settled(event)
+                failed = failed or event.error
+                if others and others[0] is event:
+                    others.popleft()
         if failed is not None:
             raise failed
 
     async def settle(self) -> None:
         """Wait until all enqueued work has run, whether it failed or not; its events tell. After a stall, return at once."""
-        while (self._events or self._beside) and self.stalled is None:
+        while (self._events or self._beside or self._away) and self.stalled is None:
             try:
                 await self.drain()
-            except Exception:  # drain empties both queues before it raises
+            except Exception:  # drain empties all queues before it raises
                 continue
 
     async def landed(self, event: StreamEvent) -> None:

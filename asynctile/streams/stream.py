@@ -130,6 +130,24 @@ class Stream:
                     self._changed.notify()
         return event
 
+    def promise(self, what: object) -> StreamEvent:
+        """Return the event of a copy that somebody else carries out, until `keep`. DeviceError once the stream is closed."""
+        with self._lock:
+            if self._closing:
+                raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
+            self._unfinished += 1
+        return StreamEvent(True, what, self)
+
+    def keep(self, event: StreamEvent, error: BaseException | None) -> None:
+        """Mark a promised copy as done, with its error. Any thread may call this."""
+        with self._lock:
+            self.finished += 1
+            self._unfinished -= 1
+            self.ending, event.error = None, error
+            event.finish(self)
+            self._changed.notify_all()
+        event.wake()
+
     def close(self, patience_s: float | None = None) -> None:
         """Run everything that was enqueued, whatever the gates say, then end the threads.
 

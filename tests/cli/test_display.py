@@ -34,8 +34,8 @@ def ahead(steps: int, done: int = 0, **others: Any) -> Ahead:
 STATISTICS = Statistics(
     device="emulated", device_memory_bytes=8 << 20, device_used_bytes=6 << 20, device_peak_bytes=8 << 20,
     host_memory_bytes=None, host_used_bytes=3 << 20, host_peak_bytes=3 << 20, spill_limit_bytes=None,
-    spill_used_bytes=0, spill_peak_bytes=0, uploaded_bytes=0, downloaded_bytes=0, passed_bytes=0, spill_read_bytes=0,
-    spill_written_bytes=0, spill_retries=0, operations=0, stall_s=0.0,
+    spill_used_bytes=0, spill_peak_bytes=0, uploaded_bytes=0, downloaded_bytes=0, passed_bytes=0, sent_bytes=0,
+    received_bytes=0, spill_read_bytes=0, spill_written_bytes=0, spill_retries=0, operations=0, stall_s=0.0,
 )  # fmt: skip
 
 

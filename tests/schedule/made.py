@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
-from asynctile.program.program import Program
+from asynctile.program.program import Program, Shipment
 from asynctile.schedule import uses
 from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import Tile
@@ -20,6 +20,8 @@ from tests.schedule.paces import OVER_LINK
 
 #: The kinds of the next entry, repeated by frequency.
 KINDS = ["operation"] * 12 + ["on host"] * 2 + ["fetch", "mark"]
+#: The same for one of several nodes.
+ON_A_NODE = [*KINDS, *["shipment"] * 4]
 
 
 def program_by(
@@ -47,6 +49,11 @@ def program_by(
         if kind == "fetch":
             if named[0][0] in written:
                 program.fetch(named[0][0], f"y{len(program.fetches)}", ())
+            continue
+        if kind == "shipment":
+            (tile, how), index = named[0], len(program)
+            program.add(Shipment(tile, chance.randint(0, 2), index, READ if how == READ else WRITE))
+            written.add(tile)
             continue
         if named[0][0] in written and chance.randint(0, 7) == 0:
             named.append((named[0][0], READ))

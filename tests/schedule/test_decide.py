@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
-from asynctile.program.program import Program
+from asynctile.program.program import Program, Shipment
 from asynctile.schedule.decide import Cut, Space, decide, decide_below, plan_top
 from asynctile.schedule.rates import CORES
 from asynctile.schedule.schedule import RAM, TOP, Kind, Schedule
@@ -19,7 +19,7 @@ from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED, State
 from asynctile.storage.tile import Tile
 from tests.laws import examples, law
 from tests.schedule import packings
-from tests.schedule.made import program_by
+from tests.schedule.made import ON_A_NODE, program_by
 from tests.schedule.schedules import Run, before, check
 from tests.schedule.spaces import KINDS, SIZES, fits, space_by
 
@@ -46,6 +46,21 @@ def check_decided(schedule: Schedule | None, program: Program, space: Space, cha
 def test_in_any_order_that_edges_allow_entries_find_their_bytes_and_standings_are_true(kind: str, seed: int) -> None:
     program, space, chance = drawn(seed, kind)
     check_decided(decide(program, space), program, space, chance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples(40)
+@given(seed=SEEDS)
+def test_tiles_to_and_from_other_nodes_keep_the_law(kind: str, seed: int) -> None:
+    chance = random.Random(f"{seed} {kind}")
+    program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30, 60)), kinds=ON_A_NODE)
+    space = space_by(chance, program, kind)
+    check_decided(schedule := decide(program, space), program, space, chance)
+    if schedule is not None:
+        ships = [entry for entry in program.entries if isinstance(entry, Shipment)]
+        away = [(entry.what, entry.node, entry.places[entry.places[0].tier >= 0].index) for entry in schedule.entries
+                if entry.node is not None]  # fmt: skip
+        assert away == [(one.tile, one.node, one.index) for one in ships], "each once, in the order of the program"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])

@@ -15,17 +15,20 @@ from hypothesis import strategies as st
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.pieces import PARTS, Pieces, cut, is_aside
-from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled, tier_of
+from asynctile.schedule.schedule import DISK, NODES, RAM, TOP, Kind, Place, Schedule, Scheduled, tier_of
 from asynctile.storage.tile import Tile
 from tests.laws import examples
 from tests.schedule.paces import GPU
 
 #: The entries of a schedule as letters. Besides operations of the device (o) and of the host (h): copies up, down, within the
-#: device and within RAM, to the file, results. Of a second device: operations (O), copies up (U), from the first device (p).
+#: device and within RAM, to the file, results, to (s) and from (r) another node. Of a second device: operations (O), copies
+#: up (U), from the first device (p).
 SECOND = tier_of(1)
 TIERS = {"u": (TOP, RAM), "d": (RAM, TOP), "c": (TOP, TOP), "m": (RAM, RAM), "t": (DISK, RAM), "f": (RAM, TOP),
+         "s": (NODES, RAM), "r": (RAM, NODES),
          "U": (SECOND, RAM), "p": (SECOND, TOP)}  # fmt: skip
 KINDS = {"u": Kind.UPLOAD, "d": Kind.DOWNLOAD, "c": Kind.COPY, "m": Kind.COPY, "t": Kind.TRANSFER, "f": Kind.FETCH,
+         "s": Kind.TRANSFER, "r": Kind.TRANSFER,
          "U": Kind.UPLOAD, "p": Kind.PASS}  # fmt: skip
 OPERATIONS = {"o": TOP, "h": RAM, "O": SECOND}
 ASIDES = "hmt"
@@ -256,6 +259,17 @@ def test_with_enough_room_in_ram_no_piece_waits_for_host_work_after_the_piece_be
 
 def test_with_one_place_in_ram_each_piece_waits_for_the_update_before_it() -> None:
     assert [piece.after for piece in cut(updates(5, 1), GPU).pieces] == [(), (2,), (5,), (8,), (11,)]
+
+
+@pytest.mark.parametrize(("letters", "edges", "starts"), [
+    ("osro", {1: (0,), 3: (2,)}, [0, 3]),  # another node may need the tile to make its own
+    ("orro", {1: (0,), 3: (2,)}, [0, 3]),  # the second tile may come behind the first, which gets its place here
+    ("orso", {2: (0,), 3: (1,)}, [0]),  # this tile goes later
+])  # fmt: skip
+def test_a_piece_ends_before_it_needs_a_tile_that_comes_behind_its_own(
+    letters: str, edges: dict[int, tuple[int, ...]], starts: list[int]
+) -> None:
+    assert [piece.start for piece in cut(schedule_of(letters, edges), GPU).pieces] == starts
 
 
 def test_a_copy_within_ram_belongs_to_the_host() -> None:

@@ -31,7 +31,7 @@ class Memory:
         self._packed = {tier for tier, cap in caps.items() if cap is not None}
         sizes: dict[tuple[int, int], int] = defaultdict(int)
         for place in schedule.places():
-            if place.tier != RESULT:
+            if place.tier in self._units:
                 key, begin, count = self._units_of(place)
                 sizes[key] = max(sizes[key], begin + count)
                 cap = caps.get(place.tier)
@@ -67,6 +67,11 @@ class Means:
 
     def touches(self, entry: Scheduled) -> tuple[list[Version], list[Version]]:
         """Return the versions that the entry reads and writes when its turn comes."""
+        if isinstance(entry.what, Tile) and entry.node is not None:
+            if entry.places[0].tier < 0:
+                return [(entry.places[1], entry.what, self.newest.get(entry.what, GARBAGE))], []
+            self.make(entry.what)
+            return [], [(entry.places[0], entry.what, self.newest[entry.what])]
         if isinstance(entry.what, Tile):
             version = self.newest.get(entry.what, GARBAGE)
             to, source = ((place, entry.what, version) for place in entry.places)

@@ -69,3 +69,23 @@ async def test_the_host_runs_as_far_ahead_of_a_gpu_as_needed_and_less_beside_ano
             lent = await issued_ahead(engine, part, FINE.run_ahead)
         again = await issued_ahead(engine, engine, COARSE.run_ahead)
     assert (alone, beside, lent, again) == (COARSE.run_ahead, FINE.run_ahead, FINE.run_ahead, COARSE.run_ahead)
+
+
+async def test_tiles_that_are_away_fill_no_limit_and_are_drained_with_the_rest():
+    ahead = RunAhead(list, None)
+    away = [StreamEvent() for _ in range(2 * RUN_AHEAD_OPERATIONS)]
+    for event in away:
+        ahead.add(event, 1 << 40, away=True)
+    assert not ahead.is_full() and not ahead.is_full_of_bytes()
+    draining = asyncio.create_task(ahead.drain())
+    await turns()
+    assert not draining.done()
+    for event in away:
+        event.done, event.error = True, None
+        event.wake()
+    await draining
+    failed = StreamEvent()
+    failed.done, failed.error = True, OSError("lost")
+    ahead.add(failed, away=True)
+    with pytest.raises(OSError, match="lost"):
+        await ahead.drain()

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from asynctile.errors import DeviceError
 from asynctile.streams.gate import CLOSED, COPIES, GATE, OPEN, Gate
 from asynctile.streams.stream import Stream
 from tests.settle import HANG_S, let_through, turns, until
@@ -245,3 +246,30 @@ async def test_an_opening_gate_lets_all_waiters_go_on_except_cancelled_ones():
     gate.set(OPEN)
     await asyncio.wait(waiting)
     assert [task.cancelled() for task in waiting] == [False, True, False] and not gate.is_awaited
+
+
+async def test_a_promised_copy_is_done_when_it_is_kept_and_its_error_travels(streams):
+    good, bad = (streams[1].promise("a tile from afar") for _ in range(2))
+    reader, follower = streams[0].enqueue((good,), int, ()), streams[0].enqueue((), int, (), after=(bad,))
+    failed = streams[0].enqueue((bad,), int, ())
+    before = streams[1].finished
+    assert streams[1].depth == (2, 0)
+    streams[1].keep(good, None)
+    await reader.landed()
+    assert not follower.done and not failed.done
+    streams[1].keep(bad, OSError("lost"))
+    await follower.landed()
+    with pytest.raises(OSError, match="lost"):
+        await failed.landed()
+    assert streams[1].finished == before + 2 and streams[1].depth == (0, 0)
+
+
+async def test_a_stream_closes_when_its_promises_are_kept(streams):
+    event = streams[1].promise("a tile from afar")
+    closing = asyncio.create_task(asyncio.to_thread(streams[1].close))
+    await turns()
+    assert not closing.done()
+    streams[1].keep(event, None)
+    await closing
+    with pytest.raises(DeviceError, match="stream b is closed"):
+        streams[1].promise("another")
