@@ -28,6 +28,7 @@ from asynctile.layers.companions import checked
 from asynctile.layers.config import WEIGHT_NBYTES, Config
 from asynctile.layers.exchange import CONFIG, Base, Pretrained, check_place, replaced
 from asynctile.layers.model_state import ModelState
+from asynctile.layers.nodes import Nodes
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.saving import Counted, Progress
 from asynctile.layers.settings import Training
@@ -65,8 +66,13 @@ async def save(
     """Write the checkpoint folder `final`, on the device's loop. An older one there is replaced only when the new one is whole.
 
     Without `wait`, if the engine lends RAM for a copy of all tiles, return the task that writes the checkpoint; otherwise write
-    it now and return None. progress: as in Trainer.save.
+    it now and return None. progress: as in Trainer.save. Of several nodes, node 0 writes, and the others send it the moments
+    that they have.
     """
+    nodes = Nodes(model.runtime)
+    if nodes.count > 1:
+        await _save_together(model, training, final, nodes, progress)
+        return None
     what = f"the save of {final}"
     files = model.runtime.files(what)
     foundation = _foundation(model)
@@ -84,6 +90,29 @@ async def save(
     # Not in the task's own `finally`: a task that is cancelled before it begins never reaches it.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
+
+
+async def _save_together(
+    model: ModelState, training: Training, final: Path, nodes: Nodes, progress: Progress | None
+) -> None:
+    """Write the checkpoint as one of several nodes. An error on one ends the training on all."""
+    try:
+        foundation = _foundation(model)
+        state = encoded(await model.runtime.compute(state_of, model, training, foundation), final)
+        content = _Content(model, state, foundation)
+        if nodes.node == 0:
+            files = model.runtime.files(f"the save of {final}")
+            await files.run(check_place, final, CONFIG if foundation is None else ADAPTER_CONFIG)
+            read = nodes.reading(model.parameters, content.tiles())
+            with told_save(model.runtime, model.name, final, training.step_count, behind=False):
+                await content.write(final, Counted(read, 2 * content.nbytes, progress), files)
+        else:
+            await nodes.send_moments(model.parameters, content.tiles())
+        await nodes.saved(training.step_count)
+    except BaseException as error:
+        nodes.give_up(error)
+        raise
+    model.saved_to(final)
 
 
 async def _write_behind(content: _Content, step: int, final: Path, tiles: Counted, files: Files) -> None:

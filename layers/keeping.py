@@ -12,6 +12,7 @@ from asynctile.errors import BudgetError
 from asynctile.layers.activations import Room, sizes_of
 from asynctile.layers.arrangement import Arrangement, Recorded, Surroundings, arrange
 from asynctile.layers.model_state import ModelState
+from asynctile.layers.nodes import Nodes
 from asynctile.layers.programs import PROGRAMS
 from asynctile.layers.rows import Rows
 from asynctile.schedule.schedule import RAM
@@ -20,9 +21,10 @@ T = TypeVar("T")
 
 
 class Keeping:
-    """The choices for `model`. recompute: as in Trainer."""
+    """The choices for `model`, the same on all `nodes`. recompute: as in Trainer."""
 
-    def __init__(self, model: ModelState, recompute: bool | str) -> None:
+    def __init__(self, model: ModelState, recompute: bool | str, nodes: Nodes) -> None:
+        self._nodes = nodes
         self._model = model
         self._runtime = model.runtime
         self._recompute = recompute
@@ -42,12 +44,12 @@ class Keeping:
         tuning = self._model.parameters.tuning
         key = tuning, kind, update, rows.shape, rooms
         if key not in self._chosen:
-            self._choose(key, await self._arranged(kind, rows, update, rooms))
+            self._choose(key, await self._nodes.arrangement(await self._arranged(kind, rows, update, rooms)))
         chosen = self._chosen[key]
         try:
             return await run(rows.in_passes(chosen.passes), chosen.kept)
         except BudgetError:
-            if not chosen.kept or isinstance(self._recompute, bool):
+            if not chosen.kept or isinstance(self._recompute, bool) or self._nodes.count > 1:
                 raise
         self._choose(key, Arrangement(chosen.passes, 0))
         return await run(rows.in_passes(chosen.passes), 0)
@@ -63,7 +65,7 @@ class Keeping:
             found = {residency.tile for tier in runtime.tiers.from_the_top() for residency in tier.ledger.resident}
 
         def chosen() -> Arrangement:
-            share = rows.on_one(runtime.devices, model.tiling.row_tokens)
+            share = rows.on_one(self._nodes.devices, model.tiling.row_tokens)
             standing = set(model.standing())
             around = Surroundings(
                 rooms=[room.without(found - standing) for room in rooms],
@@ -72,7 +74,7 @@ class Keeping:
                 cores=1 if runtime.tiers.device.workers is None else runtime.tiers.device.workers.threads,
                 rates=runtime.tiers.rates,
                 copies=runtime.device.name == "emulated",
-                update=update,
+                update=update if self._nodes.count == 1 else "device",  # where several nodes update
             )
             recorded = Recorded(kind, model.parameters)
             best = arrange(recorded, share, around, precision=runtime.life.precision, recompute=self._recompute)

@@ -27,6 +27,7 @@ from asynctile.layers.exchange import Base
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.layout import weights_nbytes
 from asynctile.layers.lora import LoRA
+from asynctile.layers.nodes import Nodes
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
 from asynctile.layers.rows import Rows
@@ -106,7 +107,12 @@ class ModelState:
 
     def standing(self) -> Iterator[Tile]:
         """Yield every tile that stays between runs: weights, and moments once the model is in training."""
-        return self.parameters.states() if self.in_training else self.weights()
+        return self._states() if self.in_training else self.weights()
+
+    def _states(self) -> Iterator[Tile]:
+        """Yield every persistent tile of this node."""
+        elsewhere = Nodes(self.runtime).elsewhere(self.parameters)
+        return (tile for tile in self.parameters.states() if tile not in elsewhere)
 
     def train(self, lora: LoRA | None = None, freeze: Collection[str] = ()) -> None:
         """Count the moments among the standing tiles from now on.
@@ -226,16 +232,20 @@ class ModelState:
         if self.has_moments:
             return
 
+        own = set(self._states())
+
         async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
             for parameter in self.parameters.values():
                 for family in MOMENTS:
                     for key, tile in getattr(parameter, family).items():
+                        if tile not in own:
+                            continue
                         array = np.zeros(tile.shape, np.float32)
                         if files is not None:
                             array = parameter.padded(await files.run(value, parameter, family, key), *key)
                         yield tile, array
 
-        await self.runtime.store(tiles(), demand_of([], self.parameters.states()))
+        await self.runtime.store(tiles(), demand_of([], own))
         self.has_moments = True
 
     async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Tile]) -> NDArray[np.float32]:

@@ -37,6 +37,7 @@ from asynctile.layers.guesses import answering
 from asynctile.layers.keeping import Keeping
 from asynctile.layers.lora import LoRA
 from asynctile.layers.model import Model, model_of, model_state_of
+from asynctile.layers.nodes import Nodes
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.requests import check_kind
@@ -44,6 +45,7 @@ from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
 from asynctile.layers.telling import tell_data_ended, tell_step
+from asynctile.layers.terms import terms_of
 from asynctile.layers.tuning import checked_freeze
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
@@ -116,8 +118,10 @@ class Trainer:
         self._settings = Settings(
             clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
         self.update: str = check_update(update)
-        #: the device of each replica
-        self._carriers = table(replicas, state.runtime.devices)
+        self._nodes = Nodes(state.runtime)
+        self._nodes.check_update(update)
+        #: the device of each replica, among those of all nodes
+        self._carriers = table(replicas, self._nodes.devices)
         state.train(adapters, checked_freeze(freeze))
         if adapters is not None and (excess := adapters.excess(model.config)) is not None:
             warnings.warn(excess, stacklevel=2)
@@ -132,7 +136,7 @@ class Trainer:
         self.data_state: dict[str, Any] = {}
         #: the tiles that "auto" updates on the host, by the program with every update on the device
         self._chosen: WeakKeyDictionary[Program, frozenset[Tile]] = WeakKeyDictionary()
-        self._keeping = Keeping(state, self._settings.recompute)
+        self._keeping = Keeping(state, self._settings.recompute, self._nodes)
         self._saving = Saving(self._runtime)
 
     def __repr__(self) -> str:
@@ -196,15 +200,22 @@ class Trainer:
             self._state.check_whole("step")
             await self._state.tuned()
             rows, inputs, count = await self._cut(tokens, targets, positions)
+            step = self.step_count + 1
+            inputs["hyper"] = self.optimizer.hyper(step)
+            await self._nodes.begin(step, inputs, partial(terms_of, self._state, self._settings))
 
             async def run(rows: Rows, kept: int) -> StepReport:
                 program = await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
                 await self._prepare(program)
-                inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
                 report = partial(self._report, self._runtime.traffic(), time.perf_counter(), rows.batch * rows.length, count)
                 return await self._run(program, inputs, count, report, counted)
 
-            report = await self._keeping.run(kind, rows, self.update, run)
+            try:
+                report = await self._keeping.run(kind, rows, self.update, run)
+            except BaseException as error:
+                if self.step_count < step:  # else it has counted on all nodes, and only its caller was cancelled
+                    self._nodes.give_up(error)
+                raise
             await self._state.publish()
             return report
 
@@ -226,7 +237,12 @@ class Trainer:
     async def gradients(
         self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the gradient of every trained tensor by name, float32; nothing is updated. positions: as for `step`."""
+        """Return the gradient of every trained tensor by name, float32; nothing is updated. positions: as for `step`.
+
+        ValueError on one of several nodes.
+        """
+        if self._nodes.count > 1:
+            raise ValueError("gradients stand on several nodes, each on one; ask a trainer of a single node")
 
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self._state.changing.held():
@@ -322,7 +338,7 @@ class Trainer:
         checkpoint that needs none; a warning if other libraries wrote the checkpoint.
         """
         runtime = runtime_of(engine)
-        check_update(update)
+        Nodes(runtime).check_update(check_update(update))
         state, training = await runtime.call(load(runtime, path, base), undo=lambda loaded: loaded[0].release())
         trainer = cls(model_of(engine, state), training.optimizer, update=update, **asdict(training.settings))
         trainer.skipped_count = training.skipped_count
@@ -359,11 +375,12 @@ class Trainer:
         return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas, packed)
 
     async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
-        return await self._state.recorded(kind, rows, kept, on_host, self._carriers)
+        whole = await self._state.recorded(kind, rows, kept, on_host, self._carriers)
+        return self._nodes.part(whole)
 
     async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """Return the weight tiles to update on the host."""
-        if self.update == "device" or not self._runtime.device.has_link:
+        if self.update == "device" or not self._runtime.device.has_link or self._nodes.count > 1:
             return NOWHERE
         if self.update == "host":
             return frozenset(self._state.weights())
@@ -388,6 +405,10 @@ class Trainer:
                 return NOWHERE  # RAM over a spill folder is too small for an operation of its own
         return chosen
 
+    async def _numbers(self, mark: str, program: Program, run: Job) -> NDArray[np.float64]:
+        """Return the numbers that the step has reported up to a mark, or its end, on all nodes."""
+        return await self._nodes.numbers(f"{mark} of step {self.step_count + 1}", program, run.numbers)
+
     async def _prepare(self, program: Program) -> None:
         """Create the moments before the first step, after refusing budgets that are too small."""
         if not self._state.has_moments:
@@ -399,17 +420,18 @@ class Trainer:
     ) -> StepReport:
         """Run both parts of the step. count: of targets. report: makes the report from loss and gradient norm."""
         async with self._runtime.exclusive():
-            run = await self._runtime.start(program, self._state.demand(program), inputs)
+            own = inputs if self._nodes.count == 1 else {name: inputs[name] for name in program.inputs}
+            run = await self._runtime.start(program, self._state.demand(program), own)
             try:
                 await run.until("loss")
                 await run.reported()
-                loss = _total(program, run, "loss") / count
+                loss = _total(program, await self._numbers("loss", program, run), "loss") / count
                 if not math.isfinite(loss):
                     return await self._skip(run, report, loss, math.nan)
                 await run.until(UPDATE)
                 if self.clip_norm is not None:
                     await run.reported()
-                    norm = math.sqrt(_total(program, run, "norm"))
+                    norm = math.sqrt(_total(program, await self._numbers("norm", program, run), "norm"))
                     if not math.isfinite(norm):
                         return await self._skip(run, report, loss, norm)
                     factor = min(1.0, self.clip_norm / (norm + 1e-6))
@@ -423,17 +445,24 @@ class Trainer:
         self, program: Program, run: Job, report: Reporter, counted: Callable[[], None], loss: float
     ) -> StepReport:
         """Run the part that changes weights; a cancellation is raised after it has ended."""
+        async def finish() -> NDArray[np.float64]:
+            await run.finish()
+            return await self._numbers("end", program, run)
+
+        finishing = asyncio.ensure_future(finish())
         try:
-            cancelled = await under_shield(run.finish())
+            cancelled = await under_shield(finishing)
         except BaseException as error:
+            self._nodes.give_up(error)
             self._state.tear(f"step {self.step_count + 1} failed after its first update: {error}")
             await under_shield(run.abandon())
             if isinstance(error, StalledError):
                 raise
             raise TornModelError(self._state.torn_message()) from error
-        norm = math.sqrt(_total(program, run, "norm"))
+        numbers = finishing.result()
+        norm = math.sqrt(_total(program, numbers, "norm"))
         if not math.isfinite(norm):
-            name = next(n for n, x in zip(program.numbers, run.numbers, strict=False) if not math.isfinite(x))
+            name = next(n for n, x in zip(program.numbers, numbers, strict=False) if not math.isfinite(x))
             self._state.tear(f"a gradient of step {self.step_count + 1} was not finite ({name})")
             raise TornModelError(self._state.torn_message() + "; clip_norm skips such steps instead")
         self._state.count_step()
@@ -452,6 +481,7 @@ class Trainer:
 
     async def _break_off(self, run: Job, error: BaseException) -> None:
         """Drain the enqueued work of a step that ends before its first update; the model is torn only if a tier lost bytes."""
+        self._nodes.give_up(error)
         await under_shield(self._state.abandon(run, error))
         if isinstance(error, StalledError):
             return
@@ -475,7 +505,7 @@ class Trainer:
         return report
 
 
-def _total(program: Program, run: Job, label: str) -> float:
+def _total(program: Program, numbers: NDArray[np.float64], label: str) -> float:
     """Return the sum of the numbers whose label begins with `label`, in float64 and in the program's order."""
-    values = run.numbers.tolist()
+    values = numbers.tolist()
     return sum([values[index] for index in program.numbers_of(label)])

@@ -1,0 +1,195 @@
+"""The nodes of a training, as one of them sees them: its part of each program, its moments, and agreements with the others.
+
+Every node records the whole program and carries out its part of it (asynctile/program/parts.py). All agree before a step
+begins, where its loss is known, and at its end. So no node updates a weight unless all do, and a step counts on all or on none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.errors import AsynctileError, NodeError
+from asynctile.layers.arrangement import Arrangement
+from asynctile.layers.carriers import owners
+from asynctile.layers.parameters import MOMENTS, Parameters
+from asynctile.layers.weight_files import ReadTile
+from asynctile.nodes.boxes import Told
+from asynctile.program.parts import part_of, reporters
+from asynctile.program.program import Program
+from asynctile.runtime import Runtime
+from asynctile.storage.input import parse_json, shown
+from asynctile.storage.tile import Tile
+
+
+class Nodes:
+    """The nodes that train with the engine of `runtime`; a single one unless the engine has an exchange.
+
+    node: the number of this one. count: of all. devices: of all nodes together, equally many on each.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        link = runtime.tiers.nodes
+        self._runtime = runtime
+        self.node, self.count = (0, 1) if link is None else (link.exchange.node, link.exchange.nodes)
+        self._exchange = None if link is None or self.count == 1 else link.exchange
+        self.devices = runtime.devices * self.count
+        self._parts: WeakKeyDictionary[Program, Program] = WeakKeyDictionary()
+        #: by part, which node reports each number
+        self._reporters: WeakKeyDictionary[Program, NDArray[np.int64]] = WeakKeyDictionary()
+        #: the terms of all nodes have been compared
+        self._are_alike = False
+
+    def check_update(self, update: str) -> None:
+        """Raise ValueError for updates on the host, which only a node alone has."""
+        if self.count > 1 and update == "host" and self._runtime.device.has_link:
+            raise ValueError("update is 'host', and several nodes update on their devices; choose 'device' or 'auto'")
+
+    def part(self, whole: Program) -> Program:
+        """Return what this node does of a program over all devices."""
+        if self.count == 1:
+            return whole
+        if whole not in self._parts:
+            self._parts[whole] = part = part_of(whole, self.node, self._runtime.devices)
+            self._reporters[part] = np.array(reporters(whole, self._runtime.devices), np.int64)
+        return self._parts[whole]
+
+    def elsewhere(self, parameters: Parameters) -> dict[Tile, int]:
+        """Return the moments that stand on other nodes, each with its node: where its weight tile is updated."""
+        if self.count == 1:
+            return {}
+        owned, found = owners(parameters, self.devices), dict[Tile, int]()
+        for parameter in parameters.trained():
+            for key, weight in parameter.weights.items():
+                if (node := owned[weight] // self._runtime.devices) != self.node:
+                    found |= {getattr(parameter, family)[key]: node for family in MOMENTS}
+        return found
+
+    async def begin(self, step: int, inputs: Mapping[str, Any], terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """Agree that a step begins. AsynctileError if another node has another batch or learning rate.
+
+        terms: returns what this node's training depends on (terms.py). Before the first step all nodes compare them, and
+        AsynctileError names the first in which two differ.
+        """
+        if self._exchange is None:
+            return
+        if not self._are_alike:
+            _compare(await self._share("terms of the training", json.dumps(await terms()).encode()))
+            self._are_alike = True
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(inputs):
+            array = np.ascontiguousarray(inputs[name])
+            digest.update(f"{name} {array.shape}".encode())
+            digest.update(array.tobytes())
+        said = await self._share(f"begin of step {step}", digest.digest())
+        if (other := next((node for node, one in enumerate(said) if one != said[0]), None)) is not None:
+            raise AsynctileError(f"nodes 0 and {other} have other batches or learning rates for step {step}; give all nodes "
+                                 "the same data and options")
+
+    async def arrangement(self, own: Arrangement) -> Arrangement:
+        """Return the arrangement that fits all nodes, each of which found its own."""
+        if self._exchange is None:
+            return own
+        said = await self._share("arrangement", f"{own.passes} {own.kept}".encode())
+        found = [tuple(map(int, one.split())) for one in said]
+        return Arrangement(max(passes for passes, _ in found), min(kept for _, kept in found))
+
+    async def numbers(self, topic: str, program: Program, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the numbers that all nodes' parts of a program have reported so far, where `own` are those of this node."""
+        if self._exchange is None:
+            return own
+        said = await self._share(topic, own.tobytes())
+        every = np.stack([np.frombuffer(one, np.float64) for one in said])  # (nodes, numbers + 1)
+        found = own.copy()
+        chosen = self._reporters[program]
+        found[: len(chosen)] = every[chosen, np.arange(len(chosen))]
+        return found
+
+    async def send_moments(self, parameters: Parameters, tiles: Iterable[Tile]) -> None:
+        """Send node 0 those of `tiles` that only this node has, in this order. Node 0 calls `reading` with the same tiles."""
+        exchange = self._exchange
+        assert exchange is not None
+        moments = {getattr(item, family)[key] for item in parameters.trained() for key in item.weights for family in MOMENTS}
+        here = moments.difference(self.elsewhere(parameters))
+        own = [tile for tile in tiles if tile in here]
+        exchange.begin({0: len(own)}, {})
+        for index, tile in enumerate(own):
+            await _moved(exchange.send, 0, index, await self._runtime.read(tile))
+
+    def reading(self, parameters: Parameters, tiles: Iterable[Tile]) -> ReadTile:
+        """Return a function that returns the bytes of each of `tiles`, in this order, wherever it stands. On node 0."""
+        exchange, elsewhere = self._exchange, self.elsewhere(parameters)
+        if exchange is None:
+            return self._runtime.read
+        exchange.begin({}, Counter(elsewhere[tile] for tile in tiles if tile in elsewhere))
+        taken = Counter[int]()
+
+        async def read(tile: Tile) -> NDArray[Any]:
+            if (node := elsewhere.get(tile)) is None:
+                return await self._runtime.read(tile)
+            found = np.empty(tile.shape, tile.dtype)
+            taken[node] += 1
+            await _moved(exchange.receive, node, taken[node] - 1, found)
+            return found
+
+        return read
+
+    async def saved(self, step: int) -> None:
+        """Wait until the checkpoint of a step is whole on all nodes."""
+        if self._exchange is not None:
+            await self._share(f"save of step {step}", b"")
+
+    def give_up(self, error: BaseException) -> None:
+        """End the training on all nodes, because it has failed on this one."""
+        if self._exchange is not None:
+            self._exchange.abort(str(error) or type(error).__name__)
+
+    async def _share(self, topic: str, body: bytes) -> list[bytes]:
+        """Share what `TcpExchange.share` does. A node that is cancelled meanwhile ends the training: others may count on it."""
+        assert self._exchange is not None
+        sharing = asyncio.ensure_future(asyncio.to_thread(self._exchange.share, topic, body))
+        try:
+            return await asyncio.shield(sharing)
+        except asyncio.CancelledError:
+            self._exchange.abort(f"it was cancelled at {topic}")
+            with suppress(NodeError):
+                await sharing  # at once
+            raise
+
+
+def _compare(said: Sequence[bytes]) -> None:
+    """Raise AsynctileError with the first of the terms of all nodes in which two of them differ."""
+    first, *others = [parse_json(one) for one in said]
+    for node, terms in enumerate(others, 1):
+        for name, value in first.items():
+            if terms.get(name) != value:
+                raise AsynctileError(f"node {node} has {name} {shown(terms.get(name))}, and node 0 has {shown(value)}; start "
+                                     "all nodes with the same model, options and versions")
+
+
+async def _moved(move: Callable[[int, int, memoryview, Told], None], node: int, index: int, array: NDArray[Any]) -> None:
+    """Send or receive an array, and wait until that is over."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not over.done():
+            over.set_result(None) if error is None else over.set_exception(error)
+
+    move(node, index, array.reshape(-1).view(np.uint8).data, lambda error: _post(loop, settle, error))
+    await over
+
+
+def _post(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *args: Any) -> None:
+    """Call `work` on a loop, unless it was closed meanwhile: then nobody waits any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(work, *args)

@@ -1,0 +1,286 @@
+"""Trainings of four replicas on several nodes: one digest however many carry them, and one fate for all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from asynctile import Engine
+from asynctile.errors import AsynctileError, TornModelError
+from asynctile.layers import LoRA, Trainer
+from asynctile.layers.model import model_state_of
+from asynctile.nodes.tcp_exchange import TcpExchange
+from asynctile.share import runtime_of
+from tests.laws import covering, law
+from tests.layers.disturbances import Once, broken
+from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, yardstick
+from tests.layers.training import OPTIMIZER, assert_same_tensors, floor_of, lively
+from tests.nodes.meetings import met
+from tests.settle import HANG_S
+
+RUNS = {"played": lambda _: None, "by coroutines": by_coroutines}
+CLIPS = {"fused": None, "clipped": 0.1}
+
+
+class Found(NamedTuple):
+    """The outcome on one node. moments: the parts of tensors that it holds, each with name and index. sent: bytes of a step."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, NDArray[Any]]
+    moments: list[tuple[str, Any, NDArray[Any]]]
+    sent: int
+    received: int
+
+
+def exchange_of(engine: Engine) -> TcpExchange:
+    link = runtime_of(engine).tiers.nodes
+    assert link is not None
+    return link.exchange
+
+
+async def held_moments(trainer: Trainer) -> list[tuple[str, Any, NDArray[Any]]]:
+    state = model_state_of(trainer.model)
+    here = set(state.standing())
+    found = []
+    for parameter in state.parameters.trained():
+        for family in ("exp_avg", "exp_avg_sq"):
+            for key, tile in getattr(parameter, family).items():
+                if tile in here:
+                    piece = parameter.cut(await state.runtime.read(tile), *key)
+                    found.append((f"{parameter.name}.{family}", parameter.index(*key), piece))
+    return found
+
+
+async def on_nodes(
+    count: int, work: Callable[[Engine, Trainer], Any], device: str = "cpu", caps: dict[str, Any] | None = None,
+    spill: Path | None = None, **options: Any,
+) -> list[Any]:  # fmt: skip
+    """Return the result of `work` on each node; an error counts as a result. spill: with a folder for each node."""
+
+    async def one(exchange: TcpExchange) -> Any:
+        below = {} if spill is None else {"spill": spill / str(exchange.node)}
+        async with Engine(device, exchange=exchange, **{"host_memory": "64MiB", **(caps or {}), **below}) as engine:
+            trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, **{"replicas": REPLICAS, **options})
+            return await work(engine, trainer)
+
+    with met(count) as exchanges:
+        async with asyncio.timeout(HANG_S):
+            return await asyncio.gather(*map(one, exchanges), return_exceptions=True)
+
+
+async def trained(engine: Engine, trainer: Trainer, batches: Any = BATCHES) -> Found:
+    reports = [await trainer.step(*batch) for batch in batches]
+    (moved,) = {(report.sent_bytes, report.received_bytes) for report in reports}
+    return Found([report.loss for report in reports], [report.grad_norm for report in reports],
+                 await trainer.model.state_dict(), await held_moments(trainer), *moved)  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "clip_norm", "prepare"), covering([2, 3, 4, 1], CLIPS, RUNS, few=2))
+async def test_no_number_of_nodes_changes_a_bit(nodes: int, clip_norm: float | None, prepare: Any) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> Found:
+        prepare(engine)
+        return await trained(engine, trainer)
+
+    expected = await yardstick(clip_norm=clip_norm)
+    every = await on_nodes(nodes, work, clip_norm=clip_norm)
+    for found in every:
+        assert (found.losses, found.norms) == (expected.losses, expected.norms)
+        assert_same_tensors(found.weights, expected.weights)
+        for name, index, piece in found.moments:
+            assert np.array_equal(piece, expected.moments[name][index]), name
+    covered = sum(piece.size for found in every for *_, piece in found.moments)
+    assert covered == sum(moment.size for moment in expected.moments.values()), "each moment stands on one node"
+    assert sum(found.sent for found in every) == sum(found.received for found in every)
+    assert (sum(found.sent for found in every) > 0) is (nodes > 1)
+
+
+@pytest.mark.parametrize("device", [law("emulated"), "emulated*2"])
+async def test_devices_of_several_nodes_have_equal_bits_under_a_cap(device: str) -> None:
+    expected = await yardstick()
+    for found in await on_nodes(2, trained, device, caps={"device_memory": await floor_of(SHAPE)}):
+        assert (found.losses, found.norms) == (expected.losses, expected.norms)
+        assert_same_tensors(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize(("clip_norm", "prepare"), [law(None, RUNS["played"]), law(0.1, RUNS["by coroutines"])])
+async def test_gpus_of_several_nodes_have_equal_bits(clip_norm: float | None, prepare: Any, soft_gpu: Any) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> Found:
+        prepare(engine)
+        return await trained(engine, trainer)
+
+    expected = await yardstick("cuda:0", clip_norm=clip_norm)
+    soft_gpu(seed=1)
+    for found in await on_nodes(2, work, "cuda:0", clip_norm=clip_norm):
+        assert (found.losses, found.norms) == (expected.losses, expected.norms)
+        assert_same_tensors(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize(("device", "caps"), [
+    ("emulated", {"device_memory": 0.3, "host_memory": 0.6}), law("cpu", {"host_memory": 1.5}),
+])  # fmt: skip
+async def test_spill_folders_of_several_nodes_change_no_bit(device: str, caps: dict[str, float], tmp_path: Path) -> None:
+    sizes = {name: int(share * STATES) for name, share in caps.items()}
+    for node in range(2):
+        (tmp_path / str(node)).mkdir()
+    expected = await yardstick()
+
+    async def work(engine: Engine, trainer: Trainer) -> Found:
+        found = await trained(engine, trainer)
+        assert engine.statistics().spill_read_bytes > 0
+        return found
+
+    for found in await on_nodes(2, work, device, sizes, tmp_path):
+        assert (found.losses, found.norms) == (expected.losses, expected.norms)
+        assert_same_tensors(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), law(1, 4), law(3, 2)])
+async def test_a_checkpoint_of_some_nodes_is_that_of_one_and_others_go_on(before: int, after: int, tmp_path: Path) -> None:
+    async def first(engine: Engine, trainer: Trainer) -> None:
+        await trainer.step(*BATCHES[0])
+        await trainer.save(tmp_path / "c")
+
+    async def others(engine: Engine, _: Trainer) -> Found:
+        trainer = await Trainer.load(engine, tmp_path / "c")
+        return await trained(engine, trainer, BATCHES[1:])
+
+    assert await on_nodes(before, first) == [None] * before
+    expected = await yardstick()
+    for found in await on_nodes(after, others):
+        assert found.losses == expected.losses[1:]
+        assert_same_tensors(found.weights, expected.weights)
+        assert all(np.array_equal(piece, expected.moments[name][index]) for name, index, piece in found.moments)
+
+
+async def test_a_save_that_fails_on_node_0_fails_on_all(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("a file")
+
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        await trainer.step(*BATCHES[0])
+        with pytest.raises((ValueError, AsynctileError), match="c is a file; expected a folder"):
+            await trainer.save(tmp_path / "c")
+        return "refused"
+
+    assert await on_nodes(2, work) == ["refused"] * 2
+
+
+async def test_gradients_of_several_nodes_are_refused() -> None:
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        with pytest.raises(ValueError, match="ask a trainer of a single node"):
+            await trainer.gradients(*BATCHES[0])
+        return "refused"
+
+    assert await on_nodes(2, work) == ["refused"] * 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_updates_on_the_host_of_several_nodes_are_refused(device: str) -> None:
+    (zero, one) = await on_nodes(2, trained, device, update="host")
+    if device == "cpu":  # where the host is the device
+        assert zero.losses == one.losses == (await yardstick()).losses
+    else:
+        assert "update is 'host', and several nodes update on their devices" in str(zero) and str(one) == str(zero)
+
+
+async def test_adapters_train_on_several_nodes_as_on_one() -> None:
+    async def work(engine: Engine, trainer: Trainer) -> tuple[list[float], Any]:
+        return [(await trainer.step(*batch)).loss for batch in BATCHES], await trainer.model.state_dict()
+
+    options: dict[str, Any] = {"adapters": LoRA(rank=2, targets=("c_attn", "c_fc"), seed=1)}
+    ((losses, weights),) = await on_nodes(1, work, **options)
+    for found, tensors in await on_nodes(2, work, **options):
+        assert found == losses
+        assert_same_tensors(tensors, weights)
+
+
+async def test_nodes_with_other_batches_refuse_to_step_and_stay_as_they_were() -> None:
+    async def work(engine: Engine, trainer: Trainer) -> int:
+        with pytest.raises(AsynctileError, match="nodes 0 and 1 have other batches or learning rates for step 1"):
+            await trainer.step(*BATCHES[exchange_of(engine).node])
+        return (await trainer.step(*BATCHES[0])).step
+
+    assert await on_nodes(2, work) == [1, 1]
+
+
+@pytest.mark.parametrize(("seed", "options", "words"), [
+    (2, {}, "node 1 has weights '[0-9a-f]{16}', and node 0 has '[0-9a-f]{16}'; start all nodes with the same model"),
+    law(1, {"clip_norm": 0.5}, "node 1 has clip_norm '0.5', and node 0 has 'None'"),
+    law(1, {"recompute": True}, "node 1 has recompute 'True', and node 0 has 'auto'"),
+])  # fmt: skip
+async def test_nodes_that_are_not_alike_refuse_to_step_and_name_what_differs(
+    seed: int, options: dict[str, Any], words: str
+) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> int:
+        if exchange_of(engine).node == 1:
+            other = Trainer(await lively(engine, SHAPE, seed), OPTIMIZER, **{"replicas": REPLICAS, **options})
+            with pytest.raises(AsynctileError, match=words):
+                await other.step(*BATCHES[0])
+        else:
+            with pytest.raises(AsynctileError, match=words):
+                await trainer.step(*BATCHES[0])
+        return (await trainer.step(*BATCHES[0])).step
+
+    assert await on_nodes(2, work) == [1, 1]
+
+
+@pytest.mark.parametrize(("kernel", "call", "torn"), [("embed_tokens", 1, False), law("gelu", 2, False), ("adamw", 2, True)])
+async def test_a_kernel_that_fails_on_one_node_ends_the_step_on_all_at_once(kernel: str, call: int, torn: bool) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        await trainer.step(*BATCHES[0])
+        before = await trainer.model.state_dict()
+        if exchange_of(engine).node == 1:
+            Once(engine, kernel, call, broken)
+        with pytest.raises(TornModelError if torn else AsynctileError) as caught:
+            await trainer.step(*BATCHES[1])
+        if not torn:
+            assert_same_tensors(await trainer.model.state_dict(), before)
+        return str(caught.value)
+
+    zero, one = await on_nodes(2, work)  # a watchdog would have other words
+    assert "the kernel broke" in one and re.search(r"node 1 \(127.0.0.1:\d+\) gave up: .*the kernel broke", zero)
+
+
+async def test_a_step_that_fails_on_one_node_before_its_update_fails_on_all_and_leaves_their_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        await trainer.step(*BATCHES[0])
+        before = await trainer.model.state_dict()
+        exchange = exchange_of(engine)
+        if exchange.node == 1:
+            exchange.abort("the test wants it")
+        with pytest.raises(AsynctileError, match="gave up: the test wants it"):
+            await trainer.step(*BATCHES[1])
+        assert_same_tensors(await trainer.model.state_dict(), before)
+        return "as before"
+
+    assert await on_nodes(2, work) == ["as before"] * 2
+
+
+async def test_a_node_that_gives_up_behind_the_loss_tears_the_model_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        exchange, state = exchange_of(engine), model_state_of(trainer.model)
+        share = exchange.share
+
+        def shared(topic: str, body: bytes) -> list[bytes]:
+            if topic == "end of step 2" and exchange.node == 1:
+                exchange.abort("the test wants it")
+            return share(topic, body)
+
+        monkeypatch.setattr(exchange, "share", shared)
+        await trainer.step(*BATCHES[0])
+        with pytest.raises(TornModelError, match=r"step 2 failed after its first update: node 1 .*gave up: the test wants it"):
+            await trainer.step(*BATCHES[1])
+        with pytest.raises(TornModelError):
+            state.check_whole("step")
+        return "torn"
+
+    assert await on_nodes(2, work) == ["torn"] * 2
