@@ -27,6 +27,7 @@ MOST_SAMPLE_TOKENS = 1_000
 def check_fit(options: Options) -> Options:
     """Return the same options, or raise ValueError with a sentence."""
     _check_placement(options)
+    _check_nodes(options)
     _check_batch(options)
     _check_validation(options)
     _check_schedule(options)
@@ -35,11 +36,14 @@ def check_fit(options: Options) -> Options:
 
 
 def check_devices(options: Options) -> None:
-    """Raise ValueError for more devices than replicas."""
+    """Raise ValueError for more devices than replicas, on all nodes together."""
     try:
         names = names_of(resolved(options.device))
     except ValueError as error:
         raise ValueError(f"--{error}") from None
+    if options.nodes > 1 and (count := len(names) * options.nodes) > options.replicas:
+        raise ValueError(f"--nodes {options.nodes} have {count} devices in all, but --replicas is {options.replicas}; choose "
+                         f"--replicas of at least {count}, a power of two that divides --batch-size, or fewer nodes")
     if len(names) > options.replicas:
         raise ValueError(f"--device {options.device} has {len(names)} devices, but --replicas is {options.replicas}; choose "
                          f"--replicas of at least {len(names)}, a power of two that divides --batch-size, or fewer devices")
@@ -103,6 +107,20 @@ def _check_placement(options: Options) -> None:
         raise ValueError(f"--link-rate does not go with --device {device}; leave it out, or use --device emulated")
     if options.update not in UPDATES:
         raise ValueError(f"unknown --update {options.update}; expected {', '.join(UPDATES)}")
+
+
+def _check_nodes(options: Options) -> None:
+    nodes = options.nodes
+    if nodes == 1 and (options.join is not None or options.node or options.secret_file is not None):
+        raise ValueError("--node, --join and --secret-file are for several nodes; say how many with --nodes, or leave them out")
+    if nodes > 1 and options.join is None:
+        raise ValueError(f"--nodes {nodes} without --join: name the address at which node 0 listens, such as 127.0.0.1:29500")
+    if options.node >= nodes:
+        raise ValueError(f"--node {options.node} is not one of --nodes {nodes}; nodes count from 0")
+    if nodes > 1 and options.precision == "bf16":
+        raise ValueError(f"--precision bf16 does not go with --nodes {nodes}; use fp32 or tf32")
+    if nodes > 1 and options.update == "host":
+        raise ValueError(f"--update host does not go with --nodes {nodes}, which update on their devices; use auto or device")
 
 
 def _kind_of(device: str) -> str:

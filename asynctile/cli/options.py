@@ -28,6 +28,7 @@ _STEP = "training step"
 _OPTIMIZER = "optimizer and learning rate"
 _LENGTH = "length of the run"
 _VALIDATION = "validation"
+_NODES = "several nodes (processes on one or several machines; the number of nodes does not change the result)"
 _ARITHMETIC = "arithmetic (precision and tile change the last bits of the result)"
 _KEPT = "output"
 
@@ -178,6 +179,20 @@ class Options:
         "auto", values.name, "PLACE",
         "where AdamW runs: device, host (in RAM, so that its moments never move), or auto, which measures which is faster; no "
         "difference on cpu (default: {default})", group=_PLACE, changeable=True, plans=True)
+
+    nodes: int = option(
+        1, values.count, "N", "nodes that share the replicas of each step (default: {default})", group=_NODES, forgotten=True,
+        config=False)
+    node: int = option(
+        0, values.natural, "K",
+        "number of this node, from 0; node 0 writes the run, and the others take all options from it but those of device and "
+        "memory (default: {default})", group=_NODES, forgotten=True, config=False)
+    join: tuple[str, int] | None = option(
+        None, values.address, "HOST:PORT", "address at which node 0 listens and the others join, such as 127.0.0.1:29500",
+        group=_NODES, forgotten=True, config=False)
+    secret_file: str | None = option(
+        None, values.name, "FILE", "file with a secret that all nodes know (default: the variable ASYNCTILE_SECRET)",
+        group=_NODES, forgotten=True, config=False)
 
     precision: str = option(
         "fp32", values.name, "NAME",

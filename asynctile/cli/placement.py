@@ -21,6 +21,7 @@ from asynctile.layers.config import Config
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
 from asynctile.layers.tuning import Tuning
+from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.schedule.rates import Rates
 from asynctile.share import runtime_of
 from asynctile.storage.limits import found
@@ -29,11 +30,13 @@ from asynctile.storage.sizes import format_size
 __all__ = ["engine_of", "machine_of", "refusal_of_step", "warn_of_excess", "work_of"]
 
 
-def engine_of(options: Options, report: Report | None = None, rates: Rates | None = None) -> Engine:
-    """Return an engine that is not open yet. report: called while kernels are compiled. rates: as in Engine."""
+def engine_of(
+    options: Options, report: Report | None = None, rates: Rates | None = None, exchange: TcpExchange | None = None
+) -> Engine:
+    """Return an engine that is not open yet. report: called while kernels are compiled. rates, exchange: as in Engine."""
     return Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
                   spill=options.spill, spill_limit=options.spill_limit, link_rate=options.link_rate,
-                  prefetch=options.prefetch, precision=options.precision, rates=rates, report=report)
+                  prefetch=options.prefetch, precision=options.precision, rates=rates, report=report, exchange=exchange)
 
 
 def machine_of(options: Options) -> Machine:

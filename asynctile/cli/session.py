@@ -24,6 +24,7 @@ from asynctile.cli.pace import Ahead
 from asynctile.cli.picture import Picture
 from asynctile.cli.run_folder import RunFolder, check_same_model
 from asynctile.cli.sample import MOST_CHARACTERS, Sample, sample
+from asynctile.cli.team import Team
 from asynctile.cli.terminal import printable
 from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
@@ -51,10 +52,10 @@ class Session:
 
     def __init__(self, *, options: Options, folder: RunFolder, corpus: Corpus, engine: Engine, trainer: Trainer,
                  batches: TrainingBatches, validations: Validations, card: Card, display: Display, interrupt: Interrupt,
-                 callbacks: Callbacks) -> None:
+                 callbacks: Callbacks, team: Team) -> None:
         self.options, self.folder, self.corpus = options, folder, corpus
         self.engine, self.trainer, self.batches = engine, trainer, batches
-        self.validations, self.callbacks = validations, callbacks
+        self.validations, self.callbacks, self.team = validations, callbacks, team
         self.display, self.interrupt = display, interrupt
         self.picture = Picture(folder, corpus)
         self._card = card
@@ -127,10 +128,12 @@ class Session:
     async def _ahead(self) -> Ahead:
         trainer, batches, steps = self.trainer, self.batches, self.options.steps
         done = trainer.step_count
+        if done < steps:
+            await self._tell("measure")
         rate = await trainer.gemm_rate(batches.batch_size, batches.seq_len) if done < steps else None
         flops = model_state_of(trainer.model).tuning.flops_per_token(trainer.model.config, batches.seq_len)
         return Ahead(steps=steps, done=done, validate_every=self.validations.every, save_every=self.options.save_every,
-                     flops_per_token=flops, flops_per_s=rate)  # fmt: skip
+                     flops_per_token=flops, flops_per_s=None if rate is None else rate * self.options.nodes)  # fmt: skip
 
     @property
     def mark(self) -> ResumePoint:
@@ -155,6 +158,7 @@ class Session:
     async def _step(self) -> None:
         if self.tracing is not None:
             await self.tracing.before(self.trainer.step_count + 1)
+        await self._tell("step")
         report = await self.trainer.step(*self._sound(next(self.batches)))
         if self.tracing is not None:
             await self.tracing.behind(report.step)
@@ -169,6 +173,11 @@ class Session:
             raise AsynctileError(f"the loss of {_SKIPPED_AT_MOST} steps in a row was not finite, after step "
                                  f"{report.step}; "
                                  f"start again with a --lr below {self.options.lr} or with --clip-norm 1")
+
+    async def _tell(self, do: str, **what: Any) -> None:
+        """Tell other nodes what comes next. If one of them was asked to stop, so is the run."""
+        if await self.team.tell(do, **what):
+            self.interrupt.asked = True
 
     def _sound(self, batch: Batch) -> Batch:
         """Return the batch; CheckpointError if the model lacks one of its tokens, since token files have no checksum."""
@@ -271,6 +280,7 @@ class Session:
                 self.interrupt.last_words = last_words(self.folder, path)
             self.display.progress(what, done, total, as_share)
 
+        await self._tell("save", checkpoint=path.name)
         await self.trainer.save(path, wait=False, progress=progress)
         self.display.saved()
         return self._stands

@@ -33,6 +33,7 @@ from asynctile.cli.corpus import (
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_devices, check_fit, steps_of
+from asynctile.cli.follower import begin_word, follow_run
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import (
     check_base,
@@ -51,6 +52,7 @@ from asynctile.cli.run_folder import RunFolder, existing_run, recorded_rates, to
 from asynctile.cli.search import faster_than_defaults
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
+from asynctile.cli.team import Team, team_of
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.cli.tracing import Tracing, check_path
 from asynctile.cli.validation import Validations
@@ -74,7 +76,7 @@ def run(given: dict[str, Any]) -> int:
     """Run the command and return the exit status."""
     interrupt = Interrupt()
     interrupt.last_words = "asynctile train: stopped at once; nothing was changed"
-    status = interrupt.run(_train(given, interrupt))
+    status = interrupt.run(follow_run(given, interrupt) if given.get("node") else _train(given, interrupt))
     return EXIT_STATUS if status is None else status
 
 
@@ -95,7 +97,9 @@ async def _train_in(options: Options, folder: RunFolder, callbacks: Callbacks, i
     finished = False
     try:
         with display:
-            finished = await _run(options, folder, callbacks, display, interrupt)
+            async with team_of(options, display.stage, interrupt) as team:
+                finished = await _run(options, folder, callbacks, display, interrupt, team)
+                await team.tell("end", stopped=interrupt.asked and not finished)
     except (asyncio.CancelledError, InterruptedError):
         if not interrupt.requested:
             raise
@@ -171,7 +175,8 @@ def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | 
                          "it again, or --spill none to continue without")
 
 
-async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, display: Display, interrupt: Interrupt) -> bool:
+async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, display: Display, interrupt: Interrupt,
+               team: Team) -> bool:
     """Return True if the run is finished, False if it was asked to stop before."""
     display.stage("reading the text")
     # Wait for the thread even when asked to stop: it must not write into a folder that is being removed.
@@ -194,11 +199,13 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
     if options.auto is not None and folder.is_new:
         display.stage("searching for faster settings")
         options = await documents.finish(asyncio.to_thread(_faster, options, shape, folder, display, interrupt))
+    if options.nodes > 1:
+        await team.tell("begin", **await asyncio.to_thread(begin_word, options, folder))
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
-        engine = await stack.enter_async_context(_engine(options, display, folder.rates))
+        engine = await stack.enter_async_context(_engine(options, display, folder.rates, team))
         try:
-            session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
+            session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt, team)
         except BudgetError as error:
             display.stage("counting what a step needs")
             raise await refusal_of_step(error, engine, options, shape) from error
@@ -249,15 +256,15 @@ async def _told(session: Session) -> bool:
     return finished
 
 
-def _engine(options: Options, display: Display, rates: Rates | None) -> Engine:
+def _engine(options: Options, display: Display, rates: Rates | None, team: Team) -> Engine:
     def compiled(kernel: str, ready: int, total: int) -> None:
         display.progress("compiling kernels (once per machine)", ready, total, lambda *_: f"{ready} of {total} ({kernel})")
 
-    return engine_of(options, compiled, rates)
+    return engine_of(options, compiled, rates, team.exchange)
 
 
 async def _open_session(options: Options, folder: RunFolder, shape: Config, corpus: Corpus, engine: Engine,
-                        callbacks: Callbacks, display: Display, interrupt: Interrupt) -> Session:
+                        callbacks: Callbacks, display: Display, interrupt: Interrupt, team: Team) -> Session:
     assert options.seq_len is not None
     batches = training_batches(corpus.training, options.sequences, options.seq_len, options.seed)
     newest = folder.newest
@@ -281,7 +288,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     card = partial(model_card, folder.path.absolute().name, shape, _record(options, shape))
     session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                       validations=Validations.of(corpus, options), card=card, display=display, interrupt=interrupt,
-                      callbacks=callbacks)
+                      callbacks=callbacks, team=team)
     if newest is not None:
         session.go_on(newest)
     chat = chat_format(options).files if corpus.has_chats and newest is None else {}

@@ -16,8 +16,8 @@ from asynctile.storage.input import shown
 from asynctile.storage.sizes import parse_size
 
 __all__ = [
-    "adapter", "adapter_settings", "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_of_class",
-    "name_or_none", "natural",
+    "adapter", "adapter_settings", "address", "below_one", "count", "count_or_none", "duration", "fraction", "name",
+    "name_of_class", "name_or_none", "natural",
     "one_of", "positive", "power_of_two", "share", "size", "size_or_none", "steps",
 ]  # fmt: skip
 
@@ -30,6 +30,15 @@ _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", r
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 #: Seconds; the longest time that the system's clock functions still accept.
 _LONGEST = 10**9
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return a host and a port from 1 to 65535, written HOST:PORT; an IPv6 address stands in brackets."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and colon and port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
+        raise _refusal(text, "HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:29500")
+    return host, int(port)
 
 
 def adapter(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from asynctile.cli.fitting import check_fit, steps_of
+from asynctile.cli.fitting import check_devices, check_fit, steps_of
 from asynctile.cli.options import Options
 
 
@@ -37,3 +39,23 @@ def test_the_rate_ends_at_a_tenth_unless_an_end_was_given() -> None:
     assert Options(lr=0.5).last_lr == 0.05
     assert Options(lr=0.5, min_lr=0.0).last_lr == 0.0
     assert check_fit(Options(lr=0.5, min_lr=0.5)).last_lr == 0.5
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({"node": 1}, "--node, --join and --secret-file are for several nodes"),
+    ({"join": ("a", 1)}, "--node, --join and --secret-file are for several nodes"),
+    ({"nodes": 2}, "--nodes 2 without --join: name the address at which node 0 listens"),
+    ({"nodes": 2, "node": 2, "join": ("a", 1)}, "--node 2 is not one of --nodes 2; nodes count from 0"),
+    ({"nodes": 2, "join": ("a", 1), "device": "cuda:0", "precision": "bf16"}, "--precision bf16 does not go with --nodes 2"),
+    ({"nodes": 2, "join": ("a", 1), "update": "host"}, "--update host does not go with --nodes 2"),
+])  # fmt: skip
+def test_options_of_several_nodes_fit_together(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_fit(Options(**given))
+
+
+def test_there_are_at_least_as_many_replicas_as_devices_of_all_nodes() -> None:
+    given = {"nodes": 2, "join": ("a", 1), "device": "emulated*2", "batch_size": 4}
+    check_devices(Options(**given, replicas=4))
+    with pytest.raises(ValueError, match="--nodes 2 have 4 devices in all, but --replicas is 2; choose"):
+        check_devices(Options(**given, replicas=2))

@@ -48,3 +48,19 @@ def test_one_word_out_of_several_is_accepted() -> None:
     assert check("b") == "b"
     with pytest.raises(argparse.ArgumentTypeError, match="'d' cannot be used; expected a, b or c"):
         check("d")
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("127.0.0.1:29500", ("127.0.0.1", 29500)), ("node-0.example.org:1", ("node-0.example.org", 1)),
+    ("[::1]:65535", ("::1", 65535)),
+])  # fmt: skip
+def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> None:
+    assert values.address(text) == found
+
+
+@pytest.mark.parametrize("text", [
+    "", ":", "host", "host:", ":29500", "host:0", "host:65536", "host:-1", "host:٣", "host:" + "9" * 5000,
+])  # fmt: skip
+def test_a_wrong_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"such as 127\.0\.0\.1:29500"):
+        values.address(text)

@@ -45,6 +45,7 @@ def test_the_api_page_names_what_packages_name() -> None:
     assert set(MODULES["asynctile"]) == set(asynctile.__all__) - errors
     assert set(MODULES["asynctile.layers"]) == set(asynctile.layers.__all__)
     assert set(MODULES["asynctile.callbacks"]) <= set(import_module("asynctile.callbacks").__all__)
+    assert set(MODULES["asynctile.nodes"]) == set(import_module("asynctile.nodes").__all__)
     assert set(MODULES["asynctile.metrics"]) == set(import_module("asynctile.metrics").__all__)
     text = page("api")
     for module, names in MODULES.items():

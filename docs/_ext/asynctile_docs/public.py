@@ -16,6 +16,7 @@ MODULES = {
         "LoRA", "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token", "Tokenizer", "ByteTokenizer",
         "open_tokenizer", "Chats",
     ),
+    "asynctile.nodes": ("TcpExchange",),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
 }  # fmt: skip
@@ -62,6 +63,7 @@ SHOWN = {
     "asynctile.layers.Chats": ("batch", "prompt", "close"),
     # Its vocab_size and fingerprint are those of Tokenizer.
     "asynctile.layers.ByteTokenizer": ("encode", "decode", "save", "special", "to_json"),
+    "asynctile.nodes.TcpExchange": ("meet", "close", "node", "nodes", "failure"),
     "asynctile.metrics.EngineCollector": ("collect",),
 }  # fmt: skip
 
@@ -75,6 +77,7 @@ INTERNAL = {
     "asynctile.layers.AdamW": ("hyper",),
     "asynctile.layers.LoRA": ("excess", "layers", "tensors"),
     "asynctile.layers.StepReport": ("between",),
+    "asynctile.nodes.TcpExchange": ("abort", "begin", "receive", "send", "share"),
 }  # fmt: skip
 
 #: Classes that a program makes by calling them; the page shows no arguments for the others.

@@ -1,0 +1,122 @@
+"""`asynctile train --node N` for all nodes but node 0: a session that does its part of what node 0 tells.
+
+It takes the options of the run from node 0, and those of device and memory unless they are typed here. A folder to spill to
+must be typed. It reads tokens and checkpoints in the run's folder, which it must see as node 0 does, and writes nothing there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asynctile.cli.corpus import prepare_tokenizer, prepare_tokens
+from asynctile.cli.display import Display, open_display
+from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
+from asynctile.cli.model import choose_shape, follow, new_trainer, open_model
+from asynctile.cli.option import flag
+from asynctile.cli.options import PLACEMENT, Options
+from asynctile.cli.placement import engine_of
+from asynctile.cli.precedence import new_options, resumed_options
+from asynctile.cli.run_folder import RunFolder
+from asynctile.cli.team import Team, team_of
+from asynctile.cli.terminal import open_console, say
+from asynctile.layers import Trainer
+from asynctile.layers.data_source import TrainingBatches, training_batches
+from asynctile.layers.special_tokens import token_ids
+from asynctile.storage.input import read_file
+
+__all__ = ["begin_word", "follow_run"]
+
+#: What each node may choose by itself. Precision changes bits, so node 0 chooses it.
+_OWN = frozenset({*PLACEMENT, "update", "nodes", "node", "join", "secret_file", "out"}) - {"precision"}
+#: What a node never takes from node 0: places to write are typed.
+_TYPED = ("spill", "spill_limit")
+
+
+def begin_word(options: Options, folder: RunFolder) -> dict[str, Any]:
+    """Return what node 0 tells of a run before it opens the engine. The run's tokens must be there."""
+    newest = folder.newest
+    return {
+        "folder": str(folder.path.absolute()), "tokens": _digest(folder), "options": options.to_json(),
+        "checkpoint": None if newest is None else newest.name,
+    }  # fmt: skip
+
+
+async def follow_run(given: Mapping[str, Any], interrupt: Interrupt) -> int:
+    """Take part in the run of node 0 until its end; return the exit status."""
+    others = [name for name in given if name not in _OWN]
+    if others:
+        raise ValueError(f"{flag(others[0])} is for node 0, from which node {given['node']} takes it; leave it out")
+    typed = dict(given)
+    options = new_options({name: value for name, value in typed.items() if name != "out"})
+    display = open_display(open_console(interrupt.lose))
+    interrupt.announce = display.note
+    with display:
+        async with team_of(options, display.stage, interrupt) as team:
+            stopped = await _follow(typed, options, team, display, interrupt)
+    if stopped:
+        say(f"asynctile train: node {options.node} stopped with the others\n")
+        return EXIT_STATUS
+    return 0
+
+
+async def _follow(typed: dict[str, Any], options: Options, team: Team, display: Display, interrupt: Interrupt) -> bool:
+    """Do what node 0 tells, from the beginning of the run to its end; return whether the run was asked to stop."""
+    word = await team.hear(stops=False)
+    folder = _folder(word, typed.get("out"), options.node)
+    told = {name: value for name, value in word["options"].items() if name not in _TYPED}
+    options = resumed_options({name: value for name, value in typed.items() if name != "out"}, told, folder.path)
+    async with engine_of(options, exchange=team.exchange) as engine:
+        display.stage("making the model")
+        assert options.seq_len is not None
+        tokenizer = await asyncio.to_thread(prepare_tokenizer, options, folder)
+        corpus = await asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, lambda *_: None)
+        batches = training_batches(corpus.training, options.sequences, options.seq_len, options.seed)
+        if word["checkpoint"] is None:
+            shape = choose_shape(options, tokenizer.vocab_size, token_ids(tokenizer))
+            trainer = new_trainer(options, await open_model(engine, options, shape))
+        else:
+            base = None if options.lora is None else options.model
+            checkpoint = folder.path / "checkpoints" / word["checkpoint"]
+            trainer = await Trainer.load(engine, checkpoint, update=options.update, base=base)
+            follow(trainer, options)
+            batches.load_state_dict(trainer.data_state)
+        display.note(f"node {options.node} of {options.nodes} trains on {engine.device}, for the run in {folder.path}")
+        interrupt.begin_steps()
+        return await _take_part(team, trainer, batches, folder, interrupt)
+
+
+async def _take_part(
+    team: Team, trainer: Trainer, batches: TrainingBatches, folder: RunFolder, interrupt: Interrupt
+) -> bool:
+    """Step, measure and save whenever node 0 does, until it ends the run; return whether it was asked to stop."""
+    while (word := await team.hear(stops=interrupt.requested))["do"] != "end":
+        if word["do"] == "step":
+            await trainer.step(*next(batches))
+        elif word["do"] == "measure":
+            await trainer.gemm_rate(batches.batch_size, batches.seq_len)
+        else:
+            await trainer.save(folder.path / "checkpoints" / word["checkpoint"])
+    return bool(word["stopped"])
+
+
+def _folder(word: Mapping[str, Any], typed: str | None, node: int) -> RunFolder:
+    """Return the run's folder. ValueError if this node does not see it as node 0 does."""
+    path = Path(word["folder"] if typed is None else typed)
+    try:
+        folder = RunFolder.open(path)
+        is_same = _digest(folder) == word["tokens"]
+    except (OSError, ValueError):
+        is_same = False
+    if not is_same:
+        raise ValueError(f"node {node} does not see the run's folder in {path}, where it must read tokens and checkpoints; "
+                         "share the folder between the machines, and name it here with --out if it has another path")
+    return folder
+
+
+def _digest(folder: RunFolder) -> str:
+    """Return a digest of what identifies the tokens of a run."""
+    return hashlib.sha256(read_file(folder.tokens / "tokens.json")).hexdigest()

@@ -1,0 +1,72 @@
+"""The nodes of a run: how they meet, and what node 0 tells the others to do next.
+
+Node 0 decides what a run does. It tells each thing before it does it, and the other nodes (follower.py) do their part. A node
+that is asked to stop says so in its answer, and node 0 ends the run for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from asynctile import __version__
+from asynctile.cli.interrupt import Interrupt
+from asynctile.cli.options import Options
+from asynctile.nodes.secret import find_secret
+from asynctile.nodes.tcp_exchange import TcpExchange
+from asynctile.storage import documents
+
+__all__ = ["Team", "team_of"]
+
+#: What all nodes share when node 0 tells the next thing. The others say WAITS or STOPS.
+_TOPIC = "what comes next"
+_WAITS, _STOPS = b"", b"stop"
+
+
+class Team:
+    """The nodes of a run. exchange: between them; None for a run of one node."""
+
+    def __init__(self, exchange: TcpExchange | None) -> None:
+        self.exchange = exchange
+
+    async def tell(self, do: str, **what: Any) -> bool:
+        """Tell the other nodes what comes next, as node 0; return whether one of them was asked to stop."""
+        if self.exchange is None:
+            return False
+        word = json.dumps({"do": do, **what}).encode()
+        return _STOPS in (await asyncio.to_thread(self.exchange.share, _TOPIC, word))[1:]
+
+    async def hear(self, *, stops: bool) -> dict[str, Any]:
+        """Return what comes next, as another node than node 0. stops: this node was asked to stop."""
+        assert self.exchange is not None
+        said = await asyncio.to_thread(self.exchange.share, _TOPIC, _STOPS if stops else _WAITS)
+        word: dict[str, Any] = json.loads(said[0])
+        return word
+
+
+@asynccontextmanager
+async def team_of(options: Options, stage: Callable[[str], object], interrupt: Interrupt) -> AsyncIterator[Team]:
+    """Meet the other nodes, and leave them at the end. An error ends the run on all nodes, with its words.
+
+    stage: called with a description of the wait, which `interrupt` ends. NodeError if the nodes do not meet; ValueError or
+    OSError without a secret.
+    """
+    if options.join is None:
+        yield Team(None)
+        return
+    secret = find_secret(os.environ, options.secret_file)
+    stage(f"waiting for the other nodes of {options.nodes}")
+    exchange = await documents.finish(asyncio.to_thread(
+        TcpExchange.meet, options.node, options.nodes, options.join, secret, {"version": __version__},
+        check=interrupt.check))
+    try:
+        yield Team(exchange)
+    except BaseException as error:
+        exchange.abort(str(error) or "it was asked to stop")
+        raise
+    finally:
+        await asyncio.to_thread(exchange.close)
