@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from asynctile.layers.parameters import Parameters
+from asynctile.layers.parameters import MOMENTS, Parameters
 from asynctile.layers.recording import Recording, RowTiles
 from asynctile.program.lag import lagging
 from asynctile.program.operation import HOST, READ
@@ -44,6 +44,21 @@ def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
         for tile in parameter.weights.values():
             found[tile] = min(range(devices), key=nbytes.__getitem__)
             nbytes[found[tile]] += tile.nbytes
+    return found
+
+
+def moments_elsewhere(parameters: Parameters, node: int, nodes: int, devices: int) -> dict[Tile, int]:
+    """Return the moments that stand on other nodes than `node`, each with its node: where its weight tile is updated.
+
+    devices: of each node.
+    """
+    if nodes == 1:
+        return {}
+    owned, found = owners(parameters, nodes * devices), dict[Tile, int]()
+    for parameter in parameters.trained():
+        for key, weight in parameter.weights.items():
+            if (home := owned[weight] // devices) != node:
+                found |= {getattr(parameter, family)[key]: home for family in MOMENTS}
     return found
 
 

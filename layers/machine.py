@@ -25,6 +25,9 @@ from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.limits import spare_memory
 from asynctile.storage.sizes import parse_size
 
+#: Bytes a second of the network that is assumed between nodes, of 25 Gbit/s.
+NETWORK_PER_S = 25e9 / 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -63,6 +66,9 @@ class Machine:
     are assumed. gemm_rate: FLOP/s of matrix products on all cores together, which replaces that of the rates. Only estimates of
     time use it, passed_per_s (bytes a second from one device to another; None: as over the link) and verbs (as in EntryCosts).
     verbs is by tile edge. own_cores: the cores that compute; None: those of this machine.
+
+    nodes: how many such machines share the replicas of a step. sent_per_s: bytes a second from one of them to the others, and
+    as many to it at the same time; for estimates of time alone. None: a network of 25 Gbit/s.
     """
 
     device: str = "auto"
@@ -78,6 +84,8 @@ class Machine:
     passed_per_s: float | None = None
     verbs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     own_cores: int | None = None
+    nodes: int = 1
+    sent_per_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolved(self.device))
@@ -126,12 +134,18 @@ class Machine:
         found = assumed(self.device, self.precision) if self.measured is None else self.measured
         return found.limited(None if self.is_gpu else size(self.link_rate))
 
+    @property
+    def network_per_s(self) -> float:
+        """The rate of each way to other nodes, in bytes a second."""
+        return NETWORK_PER_S if self.sent_per_s is None else self.sent_per_s
+
     def costs(self, edge: int) -> EntryCosts:
         """Return what the entries of a schedule over tiles of `edge` cost there, for estimates of time."""
         nearest = min(self.verbs, key=lambda known: abs(math.log(known / edge)), default=None)
         verbs = {} if nearest is None else self.verbs[nearest]
         return EntryCosts(rates=replace(self.rates, flops_per_s=self.flops_per_s), devices=self.devices,
-                     cores=0 if self.is_gpu else self.cores, passed_per_s=self.passed_per_s, verbs=verbs)  # fmt: skip
+                     cores=0 if self.is_gpu else self.cores, passed_per_s=self.passed_per_s, sent_per_s=self.network_per_s,
+                     verbs=verbs)  # fmt: skip
 
     @property
     def host_nbytes(self) -> int | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError, NodeError
 from asynctile.layers.arrangement import Arrangement
-from asynctile.layers.carriers import owners
+from asynctile.layers.carriers import moments_elsewhere
 from asynctile.layers.parameters import MOMENTS, Parameters
 from asynctile.layers.weight_files import ReadTile
 from asynctile.nodes.boxes import Told
@@ -64,15 +64,8 @@ class Nodes:
         return self._parts[whole]
 
     def elsewhere(self, parameters: Parameters) -> dict[Tile, int]:
-        """Return the moments that stand on other nodes, each with its node: where its weight tile is updated."""
-        if self.count == 1:
-            return {}
-        owned, found = owners(parameters, self.devices), dict[Tile, int]()
-        for parameter in parameters.trained():
-            for key, weight in parameter.weights.items():
-                if (node := owned[weight] // self._runtime.devices) != self.node:
-                    found |= {getattr(parameter, family)[key]: node for family in MOMENTS}
-        return found
+        """Return the moments that stand on other nodes, each with its node."""
+        return moments_elsewhere(parameters, self.node, self.count, self._runtime.devices)
 
     async def begin(self, step: int, inputs: Mapping[str, Any], terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
         """Agree that a step begins. AsynctileError if another node has another batch or learning rate.

@@ -53,6 +53,8 @@ class Plan:
     - updates: weight tiles. updates_on_host: how many of them are updated on the host. "auto" is resolved as in a run with the
       same rates.
     - devices: how many share the replicas. Bytes and operations are those of all devices; floors, caps and peaks of one.
+    - nodes: how many machines share them, each with so many devices. All figures but the batch's are those of one, node 0.
+      sent_bytes, received_bytes: to and from the others. step_s then counts the network, and no wait for another node.
     - step_s: the step by the virtual clock (asynctile/measure/virtual.py). tokens_per_s: of the batch. busy: by resource,
       the share of that time in which it is busy, on the device where it is busiest, the largest first.
     - rates: the rates behind these, in words.
@@ -60,6 +62,7 @@ class Plan:
 
     device: str
     devices: int
+    nodes: int
     precision: str
     tile: int
     row_tokens: int
@@ -90,6 +93,8 @@ class Plan:
     uploaded_bytes: int
     downloaded_bytes: int
     passed_bytes: int
+    sent_bytes: int
+    received_bytes: int
     spill_read_bytes: int
     spill_written_bytes: int
     step_s: float
@@ -125,6 +130,7 @@ class Plan:
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
             *([("passed between devices a step", format_size(self.passed_bytes))] if self.devices > 1 else []),
+            *self._network(),
             *self._disk(),
         ]
 
@@ -144,6 +150,15 @@ class Plan:
             return []
         copied = f", {format_size(self.copied_bytes)} copied within it a step" if self.copied_bytes else ""
         return [("placement in that memory", f"at any byte, {format_size(self.unused_bytes)} unused{copied}")]
+
+    def _network(self) -> list[tuple[str, str]]:
+        if self.nodes == 1:
+            return []
+        return [
+            ("nodes", f"{self.nodes}, which share the replicas; figures are those of node 0"),
+            ("sent to other nodes a step", format_size(self.sent_bytes)),
+            ("received from other nodes a step", format_size(self.received_bytes)),
+        ]
 
     def _disk(self) -> list[tuple[str, str]]:
         if not self.spill_bytes:
@@ -197,6 +212,7 @@ def plan_step(
     return Plan(
         device=machine.device,
         devices=program.devices,
+        nodes=machine.nodes,
         precision=machine.precision,
         tile=step.parameters.tiling.tile,
         row_tokens=step.parameters.tiling.row_tokens,
@@ -223,6 +239,8 @@ def plan_step(
         uploaded_bytes=traffic.uploaded_nbytes,
         downloaded_bytes=traffic.downloaded_nbytes,
         passed_bytes=traffic.passed_nbytes,
+        sent_bytes=traffic.sent_nbytes,
+        received_bytes=traffic.received_nbytes,
         spill_read_bytes=traffic.spill_read_nbytes,
         spill_written_bytes=traffic.spill_written_nbytes,
         step_s=timeline.seconds,
@@ -257,11 +275,15 @@ def _bound(busy: Mapping[str, float]) -> str:
 def _rates(machine: Machine) -> str:
     assumed = "an assumed " if machine.measured is None else ""
     products = "" if machine.gemm_rate is not None else assumed
+    network = ""
+    if machine.nodes > 1:
+        between = "an assumed " if machine.sent_per_s is None else ""
+        network = f", the network at {between}{machine.network_per_s * 8e-9:.3g} Gbit/s each way"
     if not machine.is_gpu:
         link = "" if machine.link_rate is None else f", the link at {machine.rates.up_per_s / 1e9:.3g} GB/s each way"
-        return f"products at {products}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core{link}"
+        return f"products at {products}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core{link}{network}"
     return (f"products at {products}{machine.flops_per_s / 1e12:.0f} TFLOP/s{' on each GPU' if machine.devices > 1 else ''}, "
-            f"the link at {assumed}{machine.rates.up_per_s / 1e9:.0f} GB/s each way")
+            f"the link at {assumed}{machine.rates.up_per_s / 1e9:.0f} GB/s each way{network}")
 
 
 def _host_bytes(demand: Demand, cap: int | None, spill: bool) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
 from asynctile.layers.arrangement import Recorded, Surroundings, arrange
-from asynctile.layers.carriers import table
+from asynctile.layers.carriers import moments_elsewhere, table
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.layout import shapes
@@ -24,6 +24,7 @@ from asynctile.layers.tuning import Tuning
 from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
 from asynctile.layers.weight_dtype import STORED
 from asynctile.program.needs import demand_of
+from asynctile.program.parts import part_of
 from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand
@@ -32,7 +33,7 @@ from asynctile.storage.tile import Tile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """A step, not yet run.
+    """A step, not yet run; of several nodes, the part of node 0.
 
     demand: of its program, with the `standing` tiles of the model. rows: in their passes. kept: how many parts keep their
     activations. floor_bytes, floor_operation: as in Plan.
@@ -59,28 +60,31 @@ def planned_step(
     tiling = Tiling(config, work.tile, machine.grain)
     # First, because this refuses a batch that is too large.
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)
-    carriers = table(work.replicas, machine.devices)
+    devices = machine.devices * machine.nodes
+    carriers = table(work.replicas, devices)
     work.tuning.check(config)
     stored = frozenset(name for name, shape in shapes(config) if len(shape) == 2) if work.weights == STORED else frozenset()
     work.tuning.check_stored(config, stored, "the model")
     floor = _floor(config, tiling, machine, work.tuning, stored)
     stage("choosing how many passes rows take and which activations are kept")
     parameters = Parameters(config, tiling, machine.precision, work.tuning, stored)
-    standing = list(parameters.states())
+    elsewhere = moments_elsewhere(parameters, 0, machine.nodes, machine.devices)
+    standing = [tile for tile in parameters.states() if tile not in elsewhere]
     floor_bytes, floor_operation = floor.floor_nbytes, floor.what
+    share = rows.on_one(devices, tiling.row_tokens)
     if not (machine.has_link or machine.spill):
-        least = Activations(work.kind, config, tiling, rows, machine.precision, work.tuning, stored).counts(
+        least = Activations(work.kind, config, tiling, share, machine.precision, work.tuning, stored).counts(
             kept_if(work.recompute is not False, config)
         )
         floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(standing) + least)
         floor_operation = "all tiles, which stay in RAM on cpu"
     recorded = Recorded(work.kind, parameters)
-    share = rows.on_one(machine.devices, tiling.row_tokens)
     arranged = arrange(recorded, share, _around(machine, work, standing), precision=machine.precision, recompute=work.recompute)
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
     def updating(on_host: Collection[Tile]) -> Program:
-        return record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+        whole = record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+        return whole if machine.nodes == 1 else part_of(whole, 0, machine.devices)
 
     program, demand = _placed(recorded.program(rows, kept), standing, work, machine, updating)
     return PlannedStep(program=program, demand=demand, parameters=parameters, standing=standing, rows=rows, kept=kept,
@@ -104,7 +108,8 @@ def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning, sto
 
 def _around(machine: Machine, work: Work, standing: list[Tile]) -> Surroundings:
     return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores_of_each,
-                        rates=machine.rates, copies=machine.device.startswith("emulated"), update=work.update)  # fmt: skip
+                        rates=machine.rates, copies=machine.device.startswith("emulated"),
+                        update=work.update if machine.nodes == 1 else "device")  # fmt: skip
 
 
 def _placed(
@@ -115,7 +120,7 @@ def _placed(
     updating: returns the program on all devices, with the updates of some tiles on the host.
     """
     chosen, host = _on_host(alone, standing, work, machine), machine.host_nbytes
-    placed = updating(chosen) if chosen or machine.devices > 1 else alone
+    placed = updating(chosen) if chosen or machine.devices * machine.nodes > 1 else alone
     demand = demand_of([placed], standing)
     is_tight = machine.spill and host is not None and demand.rounded(PAGE).passing().floor_nbytes > host
     if chosen and work.update == "auto" and is_tight:  # RAM over a spill folder is too small for an operation of its own
@@ -125,7 +130,7 @@ def _placed(
 
 def _on_host(alone: Program, standing: list[Tile], work: Work, machine: Machine) -> Collection[Tile]:
     """Return the weight tiles whose updates run on the host."""
-    if not machine.has_link or work.update == "device":
+    if not machine.has_link or work.update == "device" or machine.nodes > 1:
         return ()
     if work.update == "host":
         return {operation.operands[0] for operation in updates_of(alone)}

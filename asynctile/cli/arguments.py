@@ -93,6 +93,8 @@ def build_parser(version: str) -> Parser:
     plan.add_argument("--gflops", metavar="RATE", type=values.positive,
         help="speed of matrix products for the time estimates, in GFLOP/s of all cores or of the GPU (default: measured on "
              "this machine's cores, assumed for a GPU)")
+    plan.add_argument("--gbits", metavar="RATE", type=values.positive,
+        help="with --nodes: speed of the network of each node for the time estimates, in Gbit/s each way (default: 25)")
     plan.add_argument("--machine", metavar="NAME|FILE", type=values.name,
         help="plan for another machine: a100-40gb, a100-80gb, a100-node, h100, h200, laptop, rtx-4090, rtx-5090, or a TOML "
              "file that describes one (default: this machine)")

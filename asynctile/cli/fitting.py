@@ -109,12 +109,18 @@ def _check_placement(options: Options) -> None:
         raise ValueError(f"unknown --update {options.update}; expected {', '.join(UPDATES)}")
 
 
+def check_join(options: Options) -> Options:
+    """Return the same options; ValueError for a run of several nodes that does not say where they meet."""
+    if options.nodes > 1 and options.join is None:
+        raise ValueError(f"--nodes {options.nodes} without --join: name the address at which node 0 listens, such as "
+                         "127.0.0.1:29500")
+    return options
+
+
 def _check_nodes(options: Options) -> None:
     nodes = options.nodes
     if nodes == 1 and (options.join is not None or options.node or options.secret_file is not None):
         raise ValueError("--node, --join and --secret-file are for several nodes; say how many with --nodes, or leave them out")
-    if nodes > 1 and options.join is None:
-        raise ValueError(f"--nodes {nodes} without --join: name the address at which node 0 listens, such as 127.0.0.1:29500")
     if options.node >= nodes:
         raise ValueError(f"--node {options.node} is not one of --nodes {nodes}; nodes count from 0")
     if nodes > 1 and options.precision == "bf16":

@@ -14,6 +14,7 @@ from typing import Any
 
 from asynctile.cli.corpus import prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
+from asynctile.cli.fitting import check_join
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, follow, new_trainer, open_model
 from asynctile.cli.option import flag
@@ -51,7 +52,7 @@ async def follow_run(given: Mapping[str, Any], interrupt: Interrupt) -> int:
     if others:
         raise ValueError(f"{flag(others[0])} is for node 0, from which node {given['node']} takes it; leave it out")
     typed = dict(given)
-    options = new_options({name: value for name, value in typed.items() if name != "out"})
+    options = check_join(new_options({name: value for name, value in typed.items() if name != "out"}))
     display = open_display(open_console(interrupt.lose))
     interrupt.announce = display.note
     with display:

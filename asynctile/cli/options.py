@@ -182,7 +182,7 @@ class Options:
 
     nodes: int = option(
         1, values.count, "N", "nodes that share the replicas of each step (default: {default})", group=_NODES, forgotten=True,
-        config=False)
+        config=False, plans=True)
     node: int = option(
         0, values.natural, "K",
         "number of this node, from 0; node 0 writes the run, and the others take all options from it but those of device and "

@@ -43,7 +43,7 @@ def machine_of(options: Options) -> Machine:
     """Return the settings of the same engine, for a plan."""
     return Machine(device=options.device, precision=options.precision, device_memory=options.device_memory,
                    host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
-                   prefetch=options.prefetch, link_rate=options.link_rate)  # fmt: skip
+                   prefetch=options.prefetch, link_rate=options.link_rate, nodes=options.nodes)  # fmt: skip
 
 
 def work_of(options: Options, seq_len: int) -> Work:

@@ -40,7 +40,7 @@ from asynctile.storage.counts import counted
 __all__ = ["run"]
 
 #: Options of `plan` alone.
-_OWN = ("resume", "gflops", "machine", "json", "search")
+_OWN = ("resume", "gflops", "gbits", "machine", "json", "search")
 #: Seconds before stderr shows what is being worked out.
 SILENT_S = 1.0
 
@@ -67,12 +67,14 @@ def run(given: dict[str, Any]) -> int:
     shown = _Shown()
     with _Stages() as stages, without_collections():
         gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
-        plan = partial(plan_of, shape, rates=rates, gemm_rate=gemm_rate, stage=stages.begin, keep=shown.keep)
+        sent_per_s = float(given["gbits"]) * 1e9 / 8 if "gbits" in given else None
+        of_shape = partial(plan_of, shape, rates=rates, gemm_rate=gemm_rate, sent_per_s=sent_per_s)
+        plan = partial(of_shape, stage=stages.begin, keep=shown.keep)
         verdict = _verdict(options, there, plan)
         if "search" in given and not verdict.missing:
             until = time.monotonic() + given["search"]
             stages.begin("searching for faster settings")
-            quietly = partial(plan_of, shape, there=there, rates=rates, gemm_rate=gemm_rate, stage=lambda text: None)
+            quietly = partial(of_shape, there=there, stage=lambda text: None)
             verdict = _searched(verdict, options, quietly, lambda: time.monotonic() > until)
         if options.trace is not None:
             stages.begin("writing the trace")
@@ -117,7 +119,7 @@ def _searched(
     """
     there = verdict.hardware
     most_ram = round(MORE_RAM * verdict.plan.host_bytes) if there is None else there.ram
-    may_replicate = there is not None and there.kind == GPU and options.device == "auto"
+    may_replicate = there is not None and there.kind == GPU and options.device == "auto" and options.nodes == 1
     settings = (*SETTINGS, "replicas") if may_replicate else SETTINGS
 
     def placed(other: Options) -> Plan:

@@ -33,12 +33,12 @@ Keep = Callable[[Schedule, Timeline], object]
 
 
 def plan_of(shape: Config, options: Options, there: Hardware | None, *, rates: Rates | None, gemm_rate: float | None,
-            stage: Stage, keep: Keep = lambda schedule, clock: None) -> Plan:
+            sent_per_s: float | None = None, stage: Stage, keep: Keep = lambda schedule, clock: None) -> Plan:
     """Return the plan of a run of a model of this shape, on a machine, or on this one for None.
 
     rates: by which the run plans, None for those of this machine. gemm_rate: FLOP/s of products, None for those of the rates.
-    stage: is told what takes long. keep: is given the schedule, and when the virtual clock ran it. BudgetError if a cap has no
-    room for one operation.
+    sent_per_s: bytes a second of the network between nodes, None for an assumed one. stage: is told what takes long. keep: is
+    given the schedule, and when the virtual clock ran it. BudgetError if a cap has no room for one operation.
     """
     machine = machine_of(options)
     if there is not None:
@@ -47,7 +47,7 @@ def plan_of(shape: Config, options: Options, there: Hardware | None, *, rates: R
     else:
         machine = replace(machine, measured=_rates(machine, stage) if rates is None else rates)
     work = work_of(options, length_of(options.seq_len, shape))
-    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate), stage, keep)
+    return plan_step(shape, work, replace(machine, gemm_rate=gemm_rate, sent_per_s=sent_per_s), stage, keep)
 
 
 def _rates(machine: Machine, stage: Stage) -> Rates | None:

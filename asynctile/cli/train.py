@@ -32,7 +32,7 @@ from asynctile.cli.corpus import (
 )
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
-from asynctile.cli.fitting import check_devices, check_fit, steps_of
+from asynctile.cli.fitting import check_devices, check_fit, check_join, steps_of
 from asynctile.cli.follower import begin_word, follow_run
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import (
@@ -144,7 +144,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
         folder.claim()
         try:
             record = folder.read_record()
-            options = resumed_options(typed, record["options"], folder.path)
+            options = check_join(resumed_options(typed, record["options"], folder.path))
             check_devices(options)
             folder.rates = recorded_rates(record, options.device, options.precision, folder.path)
             _check_written(options, typed, folder)
@@ -152,7 +152,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
         except BaseException:
             folder.unclaim()
             raise
-    options = new_options(typed)
+    options = check_join(new_options(typed))
     check_devices(options)
     _check_written(options, typed, None)
     if options.out is None:

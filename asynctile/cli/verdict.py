@@ -28,7 +28,7 @@ def placed_on(options: Options, hardware: Hardware) -> Iterator[Options]:
 
     Only what was not typed is filled in. ValueError for an option that the machine cannot meet.
     """
-    device = hardware.first(options.replicas) if options.device == "auto" else options.device
+    device = hardware.first(max(1, options.replicas // options.nodes)) if options.device == "auto" else options.device
     if not device.startswith(_DEVICES[hardware.kind]):
         raise ValueError(f"--device {device} is not on {hardware.title}, which has {hardware.device}; leave it out")
     memory = _within("--device-memory", options.device_memory, hardware.memory)

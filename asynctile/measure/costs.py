@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,13 +28,14 @@ class EntryCosts:
     it multiplies matrices, else in bytes of its operands a second; the others take the rates of products and of memory. CARRY:
     what cores do for a file, in bytes a second; the file's own time comes on top.
     devices: how many there are. cores: how many cores compute; 0 for GPUs. passed_per_s: bytes a second from one device to
-    another, None for the rate of a link.
+    another, None for the rate of a link. sent_per_s: bytes a second to other nodes, and from them.
     """
 
     rates: Rates
     devices: int = 1
     cores: int = 0
     passed_per_s: float | None = None
+    sent_per_s: float = math.inf
     verbs: Mapping[str, float] = field(default_factory=dict)
 
     def timeline(self, schedule: Schedule) -> Timeline:
@@ -59,6 +61,8 @@ class EntryCosts:
         rates, nbytes = self.rates, entry.nbytes
         if entry.kind is Kind.COPY:
             return 2 * nbytes / rates.memory_per_s + rates.operation_s
+        if entry.node is not None:
+            return nbytes / self.sent_per_s
         per_s = {Kind.UPLOAD: rates.up_per_s, Kind.PASS: self.passed_per_s or rates.up_per_s,
                  Kind.TRANSFER: rates.disk_per_s}.get(entry.kind, rates.down_per_s)  # fmt: skip
         return nbytes / per_s

@@ -13,7 +13,8 @@ from asynctile.execute.space import must_decide, space_of
 from asynctile.memory.tiers import TierOptions, arenas_of
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
-from asynctile.program.program import Program
+from asynctile.program.operation import READ, WRITE
+from asynctile.program.program import Program, Shipment
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Kind, Schedule
 from asynctile.storage.arena import Arena
@@ -29,6 +30,7 @@ class Traffic:
     """Bytes that one step moves, and its highest peak on a device.
 
     uploaded, downloaded: between RAM and devices with memory of their own. passed: from one device to another.
+    sent, received: to and from other nodes.
     busiest: the most that one link carries in one direction.
     fetched: results for the host, not counted in those above.
     copied: within the memory that operations run in.
@@ -43,6 +45,8 @@ class Traffic:
     uploaded_nbytes: int
     downloaded_nbytes: int
     passed_nbytes: int
+    sent_nbytes: int
+    received_nbytes: int
     busiest_nbytes: int
     fetched_nbytes: int
     copied_nbytes: int
@@ -88,12 +92,14 @@ def simulate(
     space = space_of(arenas, asked, spills=spill, prefetch=prefetch, rates=rates)
     schedule = must_decide(program, space, arenas, asked)
     top, peak = arenas[TOP], max((schedule.peaks[TOP], *schedule.peaks[RAM + 1 :]))
-    moved, carried = _moved(schedule), _carried(schedule)
+    moved, carried, shipped = _moved(schedule), _carried(schedule), _shipped(program)
     copied = sum(entry.nbytes for entry in schedule.entries if entry.kind is Kind.COPY and entry.places[0].tier != RAM)
     return Traffic(
         uploaded_nbytes=sum(carried[Kind.UPLOAD]),
         downloaded_nbytes=sum(carried[Kind.DOWNLOAD]),
         passed_nbytes=sum(nbytes for (kind, _), nbytes in moved.items() if kind is Kind.PASS),
+        sent_nbytes=shipped[READ],
+        received_nbytes=shipped[WRITE],
         busiest_nbytes=max(*carried[Kind.UPLOAD], *carried[Kind.DOWNLOAD]),
         fetched_nbytes=moved[Kind.FETCH, RESULT],
         copied_nbytes=copied,
@@ -123,6 +129,15 @@ def _moved(schedule: Schedule) -> Counter[tuple[Kind, int]]:
         if entry.node is None:
             moved[entry.kind, entry.places[0].tier] += entry.nbytes
     return moved
+
+
+def _shipped(program: Program) -> Counter[str]:
+    """Return the bytes that go to other nodes (READ) and come from them (WRITE)."""
+    shipped = Counter[str]()
+    for entry in program.entries:
+        if isinstance(entry, Shipment):
+            shipped[entry.access] += entry.tile.nbytes
+    return shipped
 
 
 def _carried(schedule: Schedule) -> dict[Kind, list[int]]:

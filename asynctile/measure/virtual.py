@@ -31,11 +31,13 @@ class Resource(StrEnum):
     DOWN = "the link down"
     PASSED = "the link from other devices"
     DISK = "the disk"
+    SENT = "the way to other nodes"
+    RECEIVED = "the way from other nodes"
     UPDATES = "updates in RAM"
 
 
 class Unit(NamedTuple):
-    """A part of the machine that carries entries. device: whose it is; 0 for the disk and the updates in RAM."""
+    """A part of the machine that carries entries. device: whose it is; 0 for the disk, the network and the updates in RAM."""
 
     device: int
     resource: Resource
@@ -51,6 +53,8 @@ def unit_of(entry: Scheduled) -> Unit:
     """Return the unit that carries an entry."""
     if isinstance(entry.what, Operation) and entry.what.device == HOST:
         return Unit(0, Resource.UPDATES)
+    if entry.node is not None:
+        return Unit(0, Resource.RECEIVED if entry.places[0].tier >= 0 else Resource.SENT)
     resource = _RESOURCES[entry.kind]
     return Unit(0 if resource is Resource.DISK else entry.device, resource)
 

@@ -114,6 +114,17 @@ def test_plan_of_several_gpus_needs_none_and_counts_the_bytes_of_all(program: Pr
     assert "--device cuda:0-7 has 8 devices, but --replicas is 4" in err
 
 
+def test_a_plan_of_several_nodes_needs_no_address_and_counts_what_goes_between_them(program: Program) -> None:
+    words = ("--batch-size", 4, "--replicas", 4, "--nodes", 2, "--device", "emulated")
+    status, out, err = program("plan", *words)
+    assert (status, err) == (0, "")
+    assert re.search(r"nodes +2, which share the replicas; figures are those of node 0", out)
+    assert re.search(r"sent to other nodes a step +[1-9]", out) and "the network at an assumed 25 Gbit/s each way" in out
+    fast, slow = (json.loads(program("plan", *words, "--json", "--gbits", rate)[1]) for rate in (100, 0.1))
+    assert fast["sent_bytes"] == slow["sent_bytes"] and fast["step_s"] < slow["step_s"]
+    assert slow["bound"] in ("the way to other nodes", "the way from other nodes")
+
+
 def test_emulated_devices_share_the_cores_in_the_times_of_a_plan(program: Program) -> None:
     words = ("--batch-size", 4, "--replicas", 4, "--gflops", 1, "--update", "device")
     one, four = (json.loads(program("plan", *words, "--json", "--device", device)[1]) for device in ("emulated", "emulated*4"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.fitting import check_devices, check_fit, steps_of
+from asynctile.cli.fitting import check_devices, check_fit, check_join, steps_of
 from asynctile.cli.options import Options
 
 
@@ -44,7 +44,6 @@ def test_the_rate_ends_at_a_tenth_unless_an_end_was_given() -> None:
 @pytest.mark.parametrize(("given", "words"), [
     ({"node": 1}, "--node, --join and --secret-file are for several nodes"),
     ({"join": ("a", 1)}, "--node, --join and --secret-file are for several nodes"),
-    ({"nodes": 2}, "--nodes 2 without --join: name the address at which node 0 listens"),
     ({"nodes": 2, "node": 2, "join": ("a", 1)}, "--node 2 is not one of --nodes 2; nodes count from 0"),
     ({"nodes": 2, "join": ("a", 1), "device": "cuda:0", "precision": "bf16"}, "--precision bf16 does not go with --nodes 2"),
     ({"nodes": 2, "join": ("a", 1), "update": "host"}, "--update host does not go with --nodes 2"),
@@ -52,6 +51,12 @@ def test_the_rate_ends_at_a_tenth_unless_an_end_was_given() -> None:
 def test_options_of_several_nodes_fit_together(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_fit(Options(**given))
+
+
+def test_nodes_that_train_say_where_they_meet() -> None:
+    assert check_fit(Options(nodes=2)).nodes == 2  # a plan needs no address
+    with pytest.raises(ValueError, match="--nodes 2 without --join: name the address at which node 0 listens"):
+        check_join(Options(nodes=2))
 
 
 def test_there_are_at_least_as_many_replicas_as_devices_of_all_nodes() -> None:

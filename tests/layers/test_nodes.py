@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from asynctile import Engine
 from asynctile.errors import AsynctileError, TornModelError
-from asynctile.layers import LoRA, Trainer
+from asynctile.layers import LoRA, StepReport, Trainer
+from asynctile.layers.machine import Machine
 from asynctile.layers.model import model_state_of
+from asynctile.layers.plan import plan_step
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.share import runtime_of
 from tests.laws import covering, law
@@ -121,6 +123,21 @@ async def test_gpus_of_several_nodes_have_equal_bits(clip_norm: float | None, pr
     for found in await on_nodes(2, work, "cuda:0", clip_norm=clip_norm):
         assert (found.losses, found.norms) == (expected.losses, expected.norms)
         assert_same_tensors(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize(("device", "share"), [("emulated", 0.3), law("emulated*2", 0.3), law("emulated", None)])
+async def test_every_step_of_node_0_moves_the_planned_bytes(device: str, share: float | None) -> None:
+    caps = {} if share is None else {"device_memory": int(share * STATES)}
+
+    async def work(engine: Engine, trainer: Trainer) -> list[StepReport]:
+        return [await trainer.step(*batch) for batch in BATCHES]
+
+    plan = plan_step(SHAPE.config, SHAPE.work(), Machine(device=device, host_memory="64MiB", nodes=2, **caps))
+    reports, _ = await on_nodes(2, work, device, caps)
+    moved = [(one.uploaded_bytes, one.downloaded_bytes, one.passed_bytes, one.sent_bytes, one.received_bytes)
+             for one in reports]  # fmt: skip
+    planned = plan.uploaded_bytes, plan.downloaded_bytes, plan.passed_bytes, plan.sent_bytes, plan.received_bytes
+    assert moved[1:] == [planned] * 2 and plan.sent_bytes > 0
 
 
 @pytest.mark.parametrize(("device", "caps"), [
