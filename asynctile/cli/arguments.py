@@ -229,7 +229,7 @@ def _add_stress(parser: argparse.ArgumentParser) -> None:
                         help="seed of all random choices; a failure prints the seed that repeats its round (default: random)")
     parser.add_argument("--scenario", metavar="NAME", type=values.name, action="append",
                          help="scenarios to run, separated by commas: random, thrash, train, faults, truncate, crawl, cancel, "
-                              "threads, kill, saves, signals, inputs; may be repeated (default: all)")
+                              "threads, kill, saves, signals, nodes, inputs; may be repeated (default: all)")
     parser.add_argument("--spill", metavar="DIR", type=values.name,
                         help="folder on the disk to test; a subfolder is created and removed (default: TMPDIR, else the "
                              "current folder)")

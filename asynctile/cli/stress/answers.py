@@ -1,7 +1,8 @@
 """The answers of a process beside stress: it reads one seed per line and answers each with a line of JSON.
 
-Covers the side of that process, which is the same for all: killer.py, saver.py, signaller.py and inputs/attacker.py. Each is
-started with `python -m MODULE FOLDER` and has a class that plays rounds in FOLDER. partner.py is the side of stress.
+Covers the side of that process, which is the same for all: killer.py, saver.py, signaller.py, breaker.py and
+inputs/attacker.py. Each is started with `python -m MODULE FOLDER` and has a class that plays rounds in FOLDER. partner.py is
+the side of stress.
 
 It is a process of its own, because a fork of stress itself would copy its threads' locks. It imports everything and loads every
 kernel before the first fork, so that a command begins in milliseconds. It starts no thread, and ends when its input does.

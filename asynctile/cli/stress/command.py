@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -41,19 +42,34 @@ class TrainCommand:
 
     def train(self, place: str = _CPU, conditions: Conditions | None = None) -> End:
         """Begin the training, or resume it. place: options for where its bytes are. A run without a record begins anew."""
+        return self._bench.run(partial(main, self.words(place)), conditions or Conditions())
+
+    def begin(self, command: Callable[[], int], log: Path) -> int:
+        """Fork a command whose output goes to the file `log`; return its process."""
+        return self._bench.begin(command, log)
+
+    def words(self, place: str = _CPU) -> list[str]:
+        """Return the words that begin the training, or resume it."""
         if not (resumes := (self.run / "run.json").exists()):
-            shutil.rmtree(self.run, ignore_errors=True)
-        words = f"train --out {self.run} {place} {'--resume' if resumes else self._begin}".split()
-        return self._bench.run(partial(main, words), conditions or Conditions())
+            self.remove()
+        return f"train --out {self.run} {place} {'--resume' if resumes else self._begin}".split()
+
+    def remove(self) -> None:
+        """Remove the run."""
+        shutil.rmtree(self.run, ignore_errors=True)
 
     def ended(self, end: End) -> str:
         """Return the outcome of a training, and remove the run."""
+        return self.outcome_of(end.status, end.words)
+
+    def outcome_of(self, status: int, words: str) -> str:
+        """Return the outcome of a training that ended with a status, and remove the run. words: how it ended otherwise."""
         newest = self.run / "checkpoints" / f"step-{_STEPS:06}"
-        found = end.words
-        if end.status == 0:
+        found = words
+        if status == 0:
             saved = b"".join((newest / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
             lines = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
             losses = [(line["step"], line.get("loss"), line.get("validation_loss"), line.get("lr")) for line in lines]
             found = xxh3_128_hexdigest(saved + repr(losses).encode())
-        shutil.rmtree(self.run, ignore_errors=True)
+        self.remove()
         return found

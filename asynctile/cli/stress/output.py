@@ -95,6 +95,7 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
         ("cancelled", f"{tally.cancellations} times"),
         ("killed", f"{tally.kills} times, {tally.kills_in_save} of them inside a save"),
         ("signalled", f"{tally.pairs.total()} pairs, by how the training ended: {_numbers(tally.pairs)}"),
+        ("nodes", f"{tally.nodes.total()} of trainings of two: {_numbers(tally.nodes)}"),
         ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} accepted; at most "
                     f"{harmed.slowest_s:.1f} s and {format_size(harmed.most_nbytes)} above the import"),
     ]  # fmt: skip

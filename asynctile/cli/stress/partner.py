@@ -28,7 +28,8 @@ __all__ = ["PROGRAMS", "Ended", "Partner"]
 #: The program of each scenario that a process plays.
 PROGRAMS = {
     "kill": ("-m", "asynctile.cli.stress.killer"), "saves": ("-m", "asynctile.cli.stress.saver"),
-    "signals": ("-m", "asynctile.cli.stress.signaller"), "inputs": ("-m", "asynctile.cli.stress.inputs.attacker"),
+    "signals": ("-m", "asynctile.cli.stress.signaller"), "nodes": ("-m", "asynctile.cli.stress.breaker"),
+    "inputs": ("-m", "asynctile.cli.stress.inputs.attacker"),
 }  # fmt: skip
 
 #: One thread, because a fork takes no other thread along.

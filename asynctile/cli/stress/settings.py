@@ -20,7 +20,8 @@ from asynctile.storage.container import ContainerFile
 __all__ = ["SCENARIOS", "StressSettings"]
 
 SCENARIOS = (
-    "random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "threads", "kill", "saves", "signals", "inputs",
+    "random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "threads", "kill", "saves", "signals", "nodes",
+    "inputs",
 )  # fmt: skip
 _MINUTES = 1.0
 

@@ -101,6 +101,15 @@ class Bench:
         return End(status=os.waitstatus_to_exitcode(status), out=out, err=err, seconds=time.monotonic() - began_s,
                    nbytes=(usage.ru_maxrss << 10) - self._nothing, stopped=stopped, sent=tuple(sent))  # fmt: skip
 
+    def begin(self, command: Callable[[], int | None], log: Path) -> int:
+        """Fork a command, and leave it to itself; return its process. Both outputs go to the file `log`."""
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        child = os.fork()
+        if child == 0:
+            self._be(command, _USUAL, [output, output])
+        os.close(output)
+        return child
+
     def _watch(self, child: int, said: dict[int, bytearray], surroundings: Conditions, began_s: float,
                sent: list[tuple[float, int]]) -> Stopped | None:  # fmt: skip
         """Record the command's output, and send its signals, until it ends; kill it and say why if it breaks a limit.
