@@ -2,8 +2,9 @@
 
     python bench/bench_exchange.py [--rounds 5] [--steps 20] [--batch 12] [--write]
 
-Tiles: 1 and 100 MB go over the loopback from one process into the memory of another one, beside a copy within one process
-(`numpy.copyto`). A pair of processes has two connections. Both ends share the machine, and the kernel copies each byte twice.
+Tiles: 1 and 100 MB go over the loopback from one process into the memory of another one, beside PyTorch's gloo (`send`, `recv`)
+and a copy within one process (`numpy.copyto`). A pair of processes has two connections. Both ends share the machine, and the
+kernel copies each byte twice.
 
 Training: the model of `make train`, float32 on `cpu`, two replicas, in one process with all cores, and in two with half of them
 each. Both do the same arithmetic with the same bits, so the quotient is what the exchange and the waits cost. Target: two
@@ -65,6 +66,26 @@ def moved(node: int, address: Address, nbytes: int, rounds: int) -> list[float]:
     return found[1:]
 
 
+def moved_by_gloo(node: int, address: Address, nbytes: int, rounds: int) -> list[float]:
+    """Return the seconds of each transfer from node 0 to node 1 by PyTorch's gloo, as this node sees them."""
+    from torch_step import torch
+
+    distributed = torch.distributed
+    host, port = address
+    distributed.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=node, world_size=2)
+    tensor, found = torch.ones(nbytes, dtype=torch.uint8), []
+    for _ in range(rounds + 1):
+        distributed.barrier()
+        start = time.perf_counter()
+        if node:
+            distributed.recv(tensor, 0)
+        else:
+            distributed.send(tensor, 1)
+        found.append(time.perf_counter() - start)
+    distributed.destroy_process_group()
+    return found[1:]
+
+
 def copied(nbytes: int, rounds: int) -> list[float]:
     """Return the seconds of copies within this process."""
     source, to, found = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8), []
@@ -103,11 +124,12 @@ def on_nodes(nodes: int, work: Callable[..., R], *more: Any) -> list[R]:
 
 
 def transfers(rounds: int) -> Table:
-    table = Table("GB/s from one process to another", ("bytes", "exchange", "copy within one process", "part of a copy"))
+    columns = ("bytes", "exchange", "gloo", "copy within one process", "exchange over gloo", "exchange over a copy")
+    table = Table("GB/s from one process to another", columns)
     for nbytes in SIZES:
-        _, received = on_nodes(2, moved, nbytes, rounds)
-        ours, theirs = (nbytes / statistics.median(found) / 1e9 for found in (received, copied(nbytes, rounds)))
-        table.rows.append((nbytes, ours, theirs, ours / theirs))
+        sides = [on_nodes(2, work, nbytes, rounds)[1] for work in (moved, moved_by_gloo)]
+        ours, gloo, copy = (nbytes / statistics.median(found) / 1e9 for found in (*sides, copied(nbytes, rounds)))
+        table.rows.append((nbytes, ours, gloo, copy, ours / gloo, ours / copy))
     return table
 
 
@@ -126,10 +148,10 @@ def trainings(rounds: int, steps: int, size: int) -> Table:
 
 def main() -> None:
     options = arguments(__doc__, rounds=5, steps=20, batch=12)
-    tables = [transfers(options.rounds), trainings(options.rounds, options.steps, options.batch)]
+    tables = [transfers(10 * options.rounds), trainings(options.rounds, options.steps, options.batch)]
     configuration = {
         "model": f"GPT-2, {SHAPE.summary}, T {LENGTH}, B {options.batch}, float32, on cpu",
-        "repeats": f"median of {options.rounds} rounds, of {options.steps} steps each, sides in turn",
+        "repeats": f"median of {10 * options.rounds} transfers; of {options.rounds} rounds of {options.steps} steps, in turn",
     }
     publish("bench_exchange", __doc__, configuration, tables, write=options.write)
 
