@@ -52,7 +52,7 @@ def measured(device: str = "cpu", precision: str = "fp32") -> str:
         raise ValueError(f"--device {device} cannot be measured: its cores are those of cpu; name cpu, or GPUs such as cuda:0")
     check_precision(precision, kind)
     rates = _cores()
-    top, verbs = measured_gpus(device, precision) if kind == "cuda" else (_devices(rates), _verbs())
+    top, verbs = measured_gpus(device, precision) if kind == "cuda" else (_devices(rates), _verbs(rates))
     lines = [*top, "", *_ram(rates), "", *_disk()]
     for edge, found in verbs.items():
         lines += ["", f"[verbs.{edge}]", *(f"{verb} = {rate:.3e}" for verb, rate in found.items())]
@@ -87,14 +87,14 @@ def _devices(rates: Rates) -> list[str]:
     ]
 
 
-def _verbs() -> Verbs:
-    """Return the rates of all kernels on all cores together, by tile edge."""
+def _verbs(rates: Rates) -> Verbs:
+    """Return the rates of all kernels, and of transfers to a file, on all cores together, by tile edge."""
     found = {}
     for edge in EDGES:
-        complain(f"asynctile info: measuring every kernel at tiles of {edge} ...")
+        complain(f"asynctile info: measuring every kernel, and transfers to a file, at tiles of {edge} ...")
         shape = GPT2Config(n_layer=1, n_head=edge // HEAD, n_embd=edge, block_size=edge, vocab_size=2 * edge)
         verbs = verbs_at(edge, shape, Machine(device="cpu"), seconds_on_cores)
-        found[edge] = {**verbs, CARRY: transfers_per_s(edge)}
+        found[edge] = {**verbs, CARRY: transfers_per_s(edge, rates)}
     return found
 
 

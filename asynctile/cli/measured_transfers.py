@@ -6,19 +6,19 @@ So a program of copies runs in RAM and over a file, and the difference counts. I
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from asynctile.engine import Engine
-from asynctile.loop.thread import new_loop
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
+from asynctile.schedule.rates import Rates
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 
@@ -32,29 +32,22 @@ CAP = 24
 FIRST, RUNS, TRIES = 3, 3, 5
 
 
-def transfers_per_s(edge: int) -> float:
+def transfers_per_s(edge: int, rates: Rates) -> float:
     """Return the bytes a second that all cores together would carry to and from a file, if they did nothing else.
 
-    edge: of the tiles, float32. The file is in the current folder. AsynctileError if there is too little RAM or disk.
+    edge: of the tiles, float32. rates: of the cores. The file is in the current folder. AsynctileError if there is too little
+    RAM or disk.
     """
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        file = {"host_memory": CAP * 4 * edge * edge, "spill": folder}
-        in_ram_s, _ = _run(lambda: Engine("cpu"), edge)
-        over_file_s, nbytes = _run(lambda: Engine("cpu", **file), edge)  # type: ignore[arg-type]
-    cores = len(os.sched_getaffinity(0))
-    return cores * nbytes / max(over_file_s - in_ram_s, over_file_s / 2)  # of tiles, a copy in RAM takes less than a transfer
-
-
-def _run(engine: Callable[[], Engine], edge: int) -> tuple[float, int]:
-    """Return the core seconds of a run of the program, and the bytes that it carries to and from the file."""
-    loop = new_loop()
-    try:
-        return loop.run_until_complete(_spent(engine(), edge))
-    finally:
-        loop.close()
+        in_ram_s, _ = asyncio.run(_spent(Engine("cpu", rates=rates), edge))
+        over_file = Engine("cpu", host_memory=CAP * 4 * edge * edge, spill=folder, rates=rates)
+        over_file_s, nbytes = asyncio.run(_spent(over_file, edge))
+    # A copy takes less time than the transfers beside it. The bound keeps noise from hiding them.
+    return len(os.sched_getaffinity(0)) * nbytes / max(over_file_s - in_ram_s, over_file_s / 2)
 
 
 async def _spent(engine: Engine, edge: int) -> tuple[float, int]:
+    """Return the core seconds of a run of the program, and the bytes that it carries to and from the file."""
     tiles = [Tile(f"tile {index}", (edge, edge), persistent=True) for index in range(2 * COPIES)]
     program = Program("transfers")
     for source, to in zip(tiles[::2], tiles[1::2], strict=True):

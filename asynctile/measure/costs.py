@@ -84,7 +84,7 @@ class EntryCosts:
         copied: Counter[bool] = Counter()
         for entry in schedule.entries:
             if unit_of(entry).resource not in (Resource.COMPUTE, Resource.UPDATES):
-                copied[entry.kind is Kind.TRANSFER] += entry.nbytes
+                copied[unit_of(entry).resource is Resource.DISK] += entry.nbytes
         # A file's bytes are at least copied by the system, and read once more for their checksum.
         carried_per_s = self.verbs.get(CARRY, self.rates.copied_per_s / 2)
         copying_s = (copied[False] / self.rates.copied_per_s + copied[True] / carried_per_s) * self.at_once * self.devices

@@ -18,11 +18,13 @@ from tests.layers.training import NARROW
 GPU = assumed("cuda:0")
 
 
-def schedule_of(device: str = "emulated", *, replicas: int = 1, update: str = "device", spill: bool = False) -> Schedule:
+def schedule_of(
+    device: str = "emulated", *, replicas: int = 1, update: str = "device", spill: bool = False, nodes: int = 1
+) -> Schedule:
     """Return the schedule of a step under a cap that does not hold it."""
     cap = (96 << 10) if spill else NARROW.config.states_nbytes // 2
     caps = {"host_memory": cap} if device == "cpu" else {"device_memory": cap}
-    machine = Machine(device=device, spill=spill, **caps)  # type: ignore[arg-type]
+    machine = Machine(device=device, spill=spill, nodes=nodes, **caps)  # type: ignore[arg-type]
     work = Work(batch_size=2, seq_len=17, replicas=replicas, tile=NARROW.tile, update=update, recompute=True)
     step = planned_step(NARROW.config, work, machine)
     return simulate(step.program, step.standing, device=device, spill=spill, grain=machine.grain, **caps).schedule  # type: ignore[arg-type]
@@ -91,6 +93,13 @@ def test_cores_take_time_from_their_operations_to_carry_tiles_to_a_file() -> Non
     free, costly = (EntryCosts(rates=replace(CORES, disk_per_s=1e24), cores=1, verbs={CARRY: rate}) for rate in (1e24, 1e3))
     assert costly.timeline(schedule).seconds - free.timeline(schedule).seconds == pytest.approx(carried / 1e3, rel=0.05)
     assert EntryCosts(rates=GPU, verbs={CARRY: 1e3}).timeline(schedule_of("cuda:0", spill=True)).seconds < carried / 1e6
+
+
+def test_tiles_for_other_nodes_cost_the_cores_nothing_of_a_file() -> None:
+    schedule = schedule_of(replicas=2, nodes=2)
+    assert any(entry.node is not None for entry in schedule.entries)
+    slow, fast = (EntryCosts(rates=CORES, cores=2, verbs={CARRY: rate}).timeline(schedule).seconds for rate in (1e3, 1e24))
+    assert slow == fast
 
 
 def test_updates_in_ram_run_beside_a_gpu_and_on_the_cores_of_an_emulated_device() -> None:
