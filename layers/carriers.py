@@ -1,8 +1,8 @@
 """Who carries what in a program over several devices: rows by a table, weight tiles by their owners. Pure.
 
-A device computes everything about the rows of its replicas, and adds up the partials of a gradient that lie on it alone. The
-owner of a weight tile adds the rest, updates the tile and passes it on. So results depend on the number of replicas
-(partials.py) and never on the table.
+A device computes everything about the rows of its replicas, and adds up the partials of a gradient that lie on it alone. Two
+sums on different devices are added on one of the two, the nearer to the owner of the weight tile (`nearest`). The owner updates
+the tile and passes it on. So results depend on the number of replicas (partials.py) and never on the table.
 
 A forward pass has no sums over rows. There the table gives groups of row tiles to devices, and no device needs another one.
 """
@@ -145,9 +145,18 @@ class _Finder:
         if len(there) == 1:
             return there.pop()
         if there:
-            return self._owners_of_gradients[entry.tiles[-1]]
+            return nearest(there, self._owners_of_gradients[entry.tiles[-1]])
         is_begun = any(tile in self._filled for tile in entry.tiles)
         return self._owners_of_gradients.get(entry.tiles[-1]) if is_begun else None
+
+
+def nearest(devices: Iterable[int], owner: int) -> int:
+    """Return the device on which partials that lie on `devices` are added up: the owner of the sum, or the nearest to it.
+
+    The highest bit in which two numbers differ tells how far apart their devices are. So neighbours, and with them the devices
+    of a node, add up their partials before one sum of them goes on. On a power of two of devices the last sum is the owner's.
+    """
+    return min(devices, key=owner.__xor__)
 
 
 def _owners_of_gradients(program: Program, owners: Mapping[Tile, int]) -> dict[Tile, int]:

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from asynctile.layers.carriers import forward_table, owners, table
+from asynctile.layers.carriers import forward_table, nearest, owners, table
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.program.operation import HOST, READ, WRITE, device_named
+from asynctile.program.operation import HOST, READ, WRITE, device_named, number_of
 from asynctile.program.program import Handover, Mark, Passage, Program
 from asynctile.storage.tile import Tile
 from tests.laws import law
@@ -85,6 +85,29 @@ def test_the_owner_updates_a_tile_and_passes_on_what_the_others_read(precision: 
     updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
     assert len(updates) == len(owner) and all(one.device == device_named(owner[one.operands[0]]) for one in updates)
     assert passed == {tile for parameter in parameters.values() for tile in parameter.compute.values()}
+
+
+@pytest.mark.parametrize("kind", ["step", "step_clipped"])
+def test_one_sum_of_each_gradient_goes_from_node_to_node_and_ends_at_its_owner(kind: str) -> None:
+    program, _ = recorded(kind, (0, 1, 2, 3))
+    updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
+    owned = {operation.operands[1]: operation.device for operation in updates}
+    adds = [operation for operation in program.operations() if operation.kernel == "add"]
+    ends = {operation.operands[1]: operation.device for operation in adds}
+    partials = {operation.operands[0] for operation in adds}
+    between = Counter[str]()
+    for entry in program.entries:
+        is_sum = isinstance(entry, Handover) and (entry.tile in partials or entry.tile in owned)
+        if is_sum and number_of(entry.source) // 2 != number_of(entry.device) // 2:
+            between[entry.tile.name.partition("]")[0]] += 1
+    assert owned and all(ends[gradient] == owner for gradient, owner in owned.items())
+    # The matrix of the words has two gradients: of the embedding and of the head.
+    assert len(between) == len(owned) and all(count == 1 + name.startswith("dwte") for name, count in between.items())
+
+
+def test_partials_are_added_up_on_the_nearest_device_to_the_owner_that_has_one() -> None:
+    assert nearest({2, 3}, 3) == 3 and nearest({0, 1}, 3) == 1 and nearest({1, 3}, 2) == 3
+    assert nearest({4, 5}, 2) == 4 and nearest({0, 2}, 4) == 0
 
 
 def test_rows_stay_on_the_device_of_their_replica() -> None:
