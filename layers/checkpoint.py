@@ -4,7 +4,8 @@ Of a model that is trained whole, the folder is a model folder: config.json and 
 Of an adapted model it is the folder of an adapter (adapter_files.py): its base is not copied, trainer.json says where it is.
 optimizer.safetensors holds the moments by parameter name, trainer.json (training_state.py) everything else, checksums.json the
 checksum of each of these files. The folder is written beside its final place, synced and renamed (storage/folder.py), either at
-once or from a snapshot while training goes on (snapshot.py).
+once or from a snapshot while training goes on (snapshot.py). Several nodes write the weights and the moments in several files,
+with an index (checkpoint_parts.py); any number of nodes loads them.
 
 Everything that makes a resumed training bitwise equal is here: weights, moments, the number of updates and skipped steps, the
 settings, and the position in the data. The data is the only part with random state (Batches.state_dict).
@@ -14,19 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from asynctile.errors import CheckpointError
-from asynctile.layers.adapter_files import ADAPTER_CONFIG, AdapterFiles, write_adapter
+from asynctile.layers.adapter_files import ADAPTER_CONFIG, AdapterFiles
 from asynctile.layers.carriers import table
+from asynctile.layers.checkpoint_parts import OPTIMIZER, Content, foundation_of, mark_of, save_together
 from asynctile.layers.companions import checked
-from asynctile.layers.config import WEIGHT_NBYTES, Config
-from asynctile.layers.exchange import CONFIG, Base, Pretrained, check_place, replaced
+from asynctile.layers.config import Config
+from asynctile.layers.exchange import CONFIG, Base, Pretrained, check_place
 from asynctile.layers.model_state import ModelState
 from asynctile.layers.nodes import Nodes
 from asynctile.layers.parameters import MOMENTS, Parameter
@@ -47,17 +47,14 @@ from asynctile.layers.training_state import (
     warn_of_changes,
 )
 from asynctile.layers.tuning import Tuning, checked_freeze
-from asynctile.layers.weight_files import tensor_name, write_checksums, write_model, write_tensors
+from asynctile.layers.weight_files import tensor_name
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.runtime import Runtime
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
-from asynctile.storage.documents import load_json, store_file
+from asynctile.storage.documents import load_json
 from asynctile.storage.tensors import TensorReader
-from asynctile.storage.tile import Tile
-
-OPTIMIZER = "optimizer.safetensors"
 
 
 async def save(
@@ -66,106 +63,32 @@ async def save(
     """Write the checkpoint folder `final`, on the device's loop. An older one there is replaced only when the new one is whole.
 
     Without `wait`, if the engine lends RAM for a copy of all tiles, return the task that writes the checkpoint; otherwise write
-    it now and return None. progress: as in Trainer.save. Of several nodes, node 0 writes, and the others send it the moments
-    that they have.
+    it now and return None. progress: as in Trainer.save. Of several nodes, each writes its part (checkpoint_parts.py).
     """
     nodes = Nodes(model.runtime)
     if nodes.count > 1:
-        await _save_together(model, training, final, nodes, progress)
+        await save_together(model, training, final, nodes, progress)
         return None
     what = f"the save of {final}"
-    files = model.runtime.files(what)
-    foundation = _foundation(model)
-    await files.run(check_place, final, CONFIG if foundation is None else ADAPTER_CONFIG)
+    files, foundation = model.runtime.files(what), foundation_of(model)
+    await files.run(check_place, final, mark_of(foundation))
     state = encoded(await model.runtime.compute(state_of, model, training, foundation), final)
-    content = _Content(model, state, foundation)
-    nbytes = 2 * content.nbytes  # every byte is written, then read again for its checksum
+    content = Content(model, state, foundation, nodes)
     snapshot = None if wait else await Snapshot.take(model.runtime, content.tiles(), what)
     if snapshot is None:
         with told_save(model.runtime, model.name, final, training.step_count, behind=False):
-            await content.write(final, Counted(model.runtime.read, nbytes, progress), files)
+            await content.write(final, content.counted(0, model.runtime.read, progress), files)
         return None
-    counted = Counted(snapshot.read, nbytes, progress)
+    counted = content.counted(0, snapshot.read, progress)
     task = model.runtime.spawn(_write_behind(content, training.step_count, final, counted, files))
     # Not in the task's own `finally`: a task that is cancelled before it begins never reaches it.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
 
-async def _save_together(
-    model: ModelState, training: Training, final: Path, nodes: Nodes, progress: Progress | None
-) -> None:
-    """Write the checkpoint as one of several nodes. An error on one ends the training on all."""
-    try:
-        foundation = _foundation(model)
-        state = encoded(await model.runtime.compute(state_of, model, training, foundation), final)
-        content = _Content(model, state, foundation)
-        if nodes.node == 0:
-            files = model.runtime.files(f"the save of {final}")
-            await files.run(check_place, final, CONFIG if foundation is None else ADAPTER_CONFIG)
-            read = nodes.reading(model.parameters, content.tiles())
-            with told_save(model.runtime, model.name, final, training.step_count, behind=False):
-                await content.write(final, Counted(read, 2 * content.nbytes, progress), files)
-        else:
-            await nodes.send_moments(model.parameters, content.tiles())
-        await nodes.saved(training.step_count)
-    except BaseException as error:
-        nodes.give_up(error)
-        raise
-    model.saved_to(final)
-
-
-async def _write_behind(content: _Content, step: int, final: Path, tiles: Counted, files: Files) -> None:
+async def _write_behind(content: Content, step: int, final: Path, tiles: Counted, files: Files) -> None:
     with told_save(content.model.runtime, content.model.name, final, step, behind=True):
         await content.write(final, tiles, files)
-
-
-class _Content:
-    """What a checkpoint is to hold, from the moment when it is asked for. state: of trainer.json."""
-
-    def __init__(self, model: ModelState, state: bytes, foundation: Foundation | None) -> None:
-        self.model, self._state, self._foundation = model, state, foundation
-        self._parameters, self._companions = model.parameters, model.companions
-        #: the tensors whose values are in the folder, and those with moments
-        self._valued = list(self._parameters.values() if foundation is None else self._parameters.adapters())
-        self._trained = list(self._parameters.trained())
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all tensors."""
-        counts = [prod(item.shape) for item in self._valued], [len(MOMENTS) * prod(item.shape) for item in self._trained]
-        return WEIGHT_NBYTES * sum(map(sum, counts))
-
-    def tiles(self) -> Iterator[Tile]:
-        """Yield the tiles of all tensors."""
-        for parameter in self._valued:
-            yield from parameter.weights.values()
-        for parameter in self._trained:
-            for family in MOMENTS:
-                yield from getattr(parameter, family).values()
-
-    async def write(self, final: Path, tiles: Counted, files: Files) -> None:
-        read = tiles.read
-        async with replaced(final, self.nbytes, files, partial(self.model.saved_to, final)) as folder:
-            if self._foundation is None:
-                await write_model(folder, self._parameters, self._companions, read, files)
-            else:
-                await write_adapter(folder, self._parameters, self._foundation.base, self._companions, read, files)
-            await write_tensors(folder / OPTIMIZER, self._trained, MOMENTS, read, files)
-            await store_file(folder / TRAINER, self._state, executor=files)
-            await write_checksums(folder, files, tiles.add)
-        tiles.end()
-
-
-def _foundation(model: ModelState) -> Foundation | None:
-    """Return what the model's adapter stands on; None for a model without one. ValueError if its base is in no folder."""
-    if model.parameters.lora is None:
-        return None
-    if model.base is None:
-        raise ValueError("a checkpoint of an adapter names the folder of its base, and the base of this one was not loaded "
-                         "from a folder, or was trained since; before the model gets an adapter, call save_pretrained and "
-                         "load that")
-    return Foundation(model.base, bool(model.parameters.stored))
 
 
 async def load(
@@ -267,7 +190,7 @@ def _moments(folder: Path, config: Config, tuning: Tuning, tick: Callable[[], ob
         for name, shape in expected.items():
             if name not in found or reader.shape(name) != shape:
                 raise CheckpointError(f"{folder / OPTIMIZER} has no tensor {name} of shape {shape}; copy the checkpoint again")
-        check_files(folder, (OPTIMIZER,), tick)
+        check_files(folder, reader.files, tick)
     except BaseException:
         reader.close()
         raise

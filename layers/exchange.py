@@ -214,8 +214,7 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
     """Yield a folder for about `nbytes`, which becomes `final` at the end.
 
     done: called once the folder is in place, even if the save is cancelled meanwhile. This is `replace_folder` with its file
-    work in threads, because syncing a checkpoint takes seconds. CheckpointError, with the free space, for every failure of the
-    disk.
+    work in threads, because syncing a checkpoint takes seconds. Errors are those of `told_room`.
     """
     context = replace_folder(final)
 
@@ -223,13 +222,20 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
         await files.run(context.__exit__, None, None, None)
         done()
 
-    try:
+    async with told_room(final, nbytes, files):
         try:
             yield await files.run(context.__enter__)
             await finish(put_in_place())
         except BaseException as error:
             await files.run(context.__exit__, type(error), error, error.__traceback__)
             raise
+
+
+@asynccontextmanager
+async def told_room(final: Path, nbytes: int, files: Files) -> AsyncIterator[None]:
+    """Raise CheckpointError, with the free space, for every failure of the disk while `nbytes` for `final` are written."""
+    try:
+        yield
     except (CheckpointError, OSError) as error:
         reason = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(reason, OSError):

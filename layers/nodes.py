@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -107,39 +107,50 @@ class Nodes:
         found[: len(chosen)] = every[chosen, np.arange(len(chosen))]
         return found
 
-    async def send_moments(self, parameters: Parameters, tiles: Iterable[Tile]) -> None:
-        """Send node 0 those of `tiles` that only this node has, in this order. Node 0 calls `reading` with the same tiles."""
-        exchange = self._exchange
-        assert exchange is not None
-        moments = {getattr(item, family)[key] for item in parameters.trained() for key in item.weights for family in MOMENTS}
-        here = moments.difference(self.elsewhere(parameters))
-        own = [tile for tile in tiles if tile in here]
-        exchange.begin({0: len(own)}, {})
-        for index, tile in enumerate(own):
-            await _moved(exchange.send, 0, index, await self._runtime.read(tile))
+    def homes(self, parameters: Parameters) -> dict[Tile, int]:
+        """Return the node of each moment."""
+        elsewhere = self.elsewhere(parameters)
+        moments = (tile for item in parameters.trained() for family in MOMENTS for tile in getattr(item, family).values())
+        return {tile: elsewhere.get(tile, self.node) for tile in moments}
 
-    def reading(self, parameters: Parameters, tiles: Iterable[Tile]) -> ReadTile:
-        """Return a function that returns the bytes of each of `tiles`, in this order, wherever it stands. On node 0."""
-        exchange, elsewhere = self._exchange, self.elsewhere(parameters)
-        if exchange is None:
-            return self._runtime.read
-        exchange.begin({}, Counter(elsewhere[tile] for tile in tiles if tile in elsewhere))
-        taken = Counter[int]()
+    def gather(
+        self, homes: Mapping[Tile, int], writers: Mapping[Tile, int], own: ReadTile
+    ) -> tuple[ReadTile, list[Coroutine[Any, Any, None]]]:
+        """Return a function that reads a tile wherever it stands, and coroutines that send other nodes the tiles they read.
+
+        homes: as `homes` returns them. writers: the node that reads each tile, in the order in which it does. own: reads a
+        tile that this node has. All nodes call this with the same tiles, and read while the coroutines send.
+        """
+        exchange, node = self._exchange, self.node
+        moves = [(tile, homes[tile], writer) for tile, writer in writers.items() if homes.get(tile, writer) != writer]
+        if exchange is not None:
+            exchange.begin(Counter(to for _, at, to in moves if at == node), Counter(at for _, at, to in moves if to == node))
+        received = Counter[int]()
 
         async def read(tile: Tile) -> NDArray[Any]:
-            if (node := elsewhere.get(tile)) is None:
-                return await self._runtime.read(tile)
+            home = homes.get(tile, node)
+            if exchange is None or home == node:
+                return await own(tile)
             found = np.empty(tile.shape, tile.dtype)
-            taken[node] += 1
-            await _moved(exchange.receive, node, taken[node] - 1, found)
+            received[home] += 1
+            await _moved(exchange.receive, home, received[home] - 1, found)
             return found
 
-        return read
+        async def send_to(writer: int) -> None:
+            for index, tile in enumerate(tile for tile, home, to in moves if home == node and to == writer):
+                assert exchange is not None, "a node alone has all tiles"
+                await _moved(exchange.send, writer, index, await own(tile))
 
-    async def saved(self, step: int) -> None:
-        """Wait until the checkpoint of a step is whole on all nodes."""
-        if self._exchange is not None:
-            await self._share(f"save of step {step}", b"")
+        return read, [send_to(writer) for writer in range(self.count) if writer != node]
+
+    async def tell(self, topic: str, body: bytes) -> list[bytes]:
+        """Tell all nodes `body` about `topic`; return what each said, by node, once all have."""
+        return [body] if self._exchange is None else await self._share(topic, body)
+
+    @property
+    def failure(self) -> NodeError | None:
+        """The error of another node or of this one that has ended the training; None while it goes on."""
+        return None if self._exchange is None else self._exchange.failure
 
     def give_up(self, error: BaseException) -> None:
         """End the training on all nodes, because it has failed on this one."""

@@ -293,6 +293,7 @@ class Trainer:
         wait: False returns as soon as all tiles are copied to RAM, and writes them while training goes on. If host_memory has
             no room for the copies (12 bytes a parameter), this waits all the same.
         progress: called on the device's loop with the bytes written, or read again for their checksums, so far and in all.
+            Of several nodes, each counts the part that it writes.
 
         A save under way ends first; its error is raised here unless `saved` has raised it. ValueError if `path` is a file or
         holds other things, or if the base of an adapter is in no folder; CheckpointError if the disk fails or is full;

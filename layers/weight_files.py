@@ -48,15 +48,20 @@ async def write_model(
 
     dtype: a key of DTYPES. shard_nbytes: the most bytes in a file, beyond which there are several and an index; None: one file.
     """
-    await store_file(folder / CONFIG, encoded(parameters.config, dtype), executor=files)
-    for name, content in companions_to_write(parameters.config, companions).items():
-        await store_file(folder / name, content, executor=files)
+    await write_config(folder, parameters.config, companions, files, dtype)
     nbytes = {name: prod(item.shape) * DTYPES[dtype].itemsize for name, item in parameters.items()}
     shards = cut(nbytes, sum(nbytes.values()) if shard_nbytes is None else shard_nbytes)
     for file, names in shards.items():
         await write_tensors(folder / file, [parameters[name] for name in names], ("weights",), read, files, dtype)
     if len(shards) > 1:
         await store_json(folder / INDEX, index_of(shards, nbytes, parameters.config), executor=files)
+
+
+async def write_config(folder: Path, config: Config, companions: Companions, files: Files, dtype: str = FLOAT32) -> None:
+    """Write config.json and the companions of a model into `folder`. dtype: of its weights, a key of DTYPES."""
+    await store_file(folder / CONFIG, encoded(config, dtype), executor=files)
+    for name, content in companions_to_write(config, companions).items():
+        await store_file(folder / name, content, executor=files)
 
 
 def cut(nbytes: Mapping[str, int], most: int) -> dict[str, list[str]]:
@@ -72,10 +77,13 @@ def cut(nbytes: Mapping[str, int], most: int) -> dict[str, list[str]]:
             room = most
         shards[-1].append(name)
         room -= size
-    stem, _, ending = WEIGHTS.rpartition(".")
-    count = len(shards)
-    names = [WEIGHTS] if count == 1 else [f"{stem}-{n:05d}-of-{count:05d}.{ending}" for n in range(1, count + 1)]
-    return dict(zip(names, shards, strict=True))
+    return dict(zip(file_names(WEIGHTS, len(shards)), shards, strict=True))
+
+
+def file_names(whole: str, count: int) -> list[str]:
+    """Return the names of `count` files for the tensors of the file `whole`, which is the name if there is one."""
+    stem, _, ending = whole.rpartition(".")
+    return [whole] if count == 1 else [f"{stem}-{n:05d}-of-{count:05d}.{ending}" for n in range(1, count + 1)]
 
 
 def index_of(shards: Mapping[str, Iterable[str]], nbytes: Mapping[str, int], config: Config) -> dict[str, Any]:
@@ -87,16 +95,27 @@ def index_of(shards: Mapping[str, Iterable[str]], nbytes: Mapping[str, int], con
     }
 
 
-async def write_checksums(folder: Path, files: Files, done: Callable[[int], object] = lambda nbytes: None) -> None:
+async def write_checksums(
+    folder: Path, files: Files, done: Callable[[int], object] = lambda nbytes: None, known: Mapping[str, str] | None = None
+) -> None:
     """Write checksums.json, with the checksum of each file of `folder`.
 
-    done: called with the size of each file in bytes, once the file has been read.
+    done: called with the size of each file in bytes, once the file has been read. known: checksums by the names of files that
+    are not read here.
     """
+    sums = dict(known or {})
+    paths = await files.run(lambda: [path for path in sorted(folder.iterdir()) if path.name not in sums])
+    sums |= await checksums_of(paths, files, done)
+    await store_json(folder / CHECKSUMS, checksum_record(dict(sorted(sums.items()))), executor=files)
+
+
+async def checksums_of(paths: Iterable[Path], files: Files, done: Callable[[int], object]) -> dict[str, str]:
+    """Return the checksum of each file by its name. done: as for `write_checksums`."""
     sums = {}
-    for path in await files.run(lambda: sorted(folder.iterdir())):
+    for path in paths:
         sums[path.name] = await files.run(checksum, path, files.tick)
         done((await files.run(path.stat)).st_size)
-    await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
+    return sums
 
 
 def encoded(config: Config, dtype: str) -> bytes:

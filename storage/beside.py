@@ -21,7 +21,10 @@ from pathlib import Path
 
 from asynctile.storage.inside import Folder
 
-__all__ = ["beside", "held", "recover_folder", "recover_folders", "remove_folder", "swap", "whole_folder", "whole_names"]
+__all__ = [
+    "beside", "fresh_folder", "held", "recover_folder", "recover_folders", "remove_folder", "swap", "whole_folder",
+    "whole_names",
+]  # fmt: skip
 
 _BESIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?P<kind>new|old)")
 
@@ -65,6 +68,19 @@ def _is_litter(parent: Folder, name: str) -> bool:
 def beside(name: str) -> str:
     """Return a unique temporary name for the folder that will replace the folder `name`."""
     return f".{name}.{secrets.token_hex(4)}.new"
+
+
+def fresh_folder(final: str | os.PathLike[str], name: str) -> Path:
+    """Return the folder `name` beside `final`, which another process has made and fills together with this one.
+
+    ValueError if it is not there, as where the process sees another disk under this path.
+    """
+    place = Path(os.path.realpath(final)).parent
+    if (match := _BESIDE.fullmatch(name)) and match["kind"] == "new" and place.is_dir():
+        with Folder.open(place) as parent:
+            if (at := parent.stat(name)) is not None and stat.S_ISDIR(at.st_mode):
+                return place / name
+    raise ValueError(f"{place} has no folder {name}")
 
 
 def _left_in(parent: Folder) -> list[tuple[str, str]]:

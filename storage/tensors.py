@@ -26,10 +26,17 @@ from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import part_of
 from asynctile.storage.piece import Index, find_piece, read_all, write_all
 
-__all__ = ["INDEX", "WEIGHTS", "TensorReader", "TensorWriter"]
+__all__ = ["INDEX", "WEIGHTS", "TensorReader", "TensorWriter", "index_beside"]
+
+
+def index_beside(file: str) -> str:
+    """Return the name of the index that says which tensor is in which file, where several stand for `file`."""
+    return file + ".index.json"
+
 
 #: The file of a folder's tensors; if they are in several files, INDEX says which tensor is in which.
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = index_beside(WEIGHTS)
 
 #: the longest file name in bytes, on every file system in use
 _MAX_NAME_NBYTES = 255
@@ -160,11 +167,11 @@ class TensorWriter:
 
 
 class TensorReader:
-    """The tensors of a `.safetensors` file, or of a folder with `model.safetensors` or with an index and shards.
+    """The tensors of a `.safetensors` file, of a folder with `model.safetensors`, or of the shards that stand for such a file.
 
-    The index is `model.safetensors.index.json`. most: the most tensors that the caller expects; None: as many as a header can
-    describe. Raises CheckpointError, before any tensor is read, if a file is missing, unreadable, truncated, damaged, or too
-    large for so few tensors.
+    Where the file is missing and `NAME.index.json` is beside its place, that index names the shards. most: the most tensors
+    that the caller expects; None: as many as a header can describe. Raises CheckpointError, before any tensor is read, if a
+    file is missing, unreadable, truncated, damaged, or too large for so few tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
@@ -177,7 +184,7 @@ class TensorReader:
         try:
             for file, wanted in _shards(self.path, most):
                 if wanted is not None and not self.files:
-                    self.files.append(INDEX)
+                    self.files.append(INDEX if self.path.is_dir() else index_beside(self.path.name))
                 self._open(file, wanted, most)
         except BaseException:
             self.close()
@@ -285,11 +292,10 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | None]]:
     """Return the files of a checkpoint, each with the names of the tensors to take from it (None: all)."""
-    index = path / INDEX
-    if not path.is_dir():
-        return [(path, None)]
-    if (path / WEIGHTS).exists() or not index.exists():
-        return [(path / WEIGHTS, None)]
+    whole = path / WEIGHTS if path.is_dir() else path
+    index = whole.with_name(index_beside(whole.name))
+    if whole.exists() or not index.exists():
+        return [(whole, None)]
     table = read_json(index)
     names = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(names, dict) or not all(isinstance(file, str) and _is_name(file) for file in names.values()):
@@ -303,7 +309,7 @@ def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | Non
         raise CheckpointError(
             f"{index} names {len(shards)} files for a model of at most {most} tensors; copy it again"
         )
-    return [(path / file, shards[file]) for file in sorted(shards)]
+    return [(whole.with_name(file), shards[file]) for file in sorted(shards)]
 
 
 def _is_name(file: str) -> bool:

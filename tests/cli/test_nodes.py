@@ -19,6 +19,7 @@ import pytest
 
 from asynctile.cli.follower import follow_run
 from asynctile.cli.interrupt import Interrupt
+from asynctile.storage.tensors import TensorReader
 from tests.laws import law
 from tests.nodes.meetings import free_address, join
 from tests.settle import HANG_S
@@ -78,9 +79,11 @@ def shell(tmp_path: Path) -> Any:
 
 
 def digests(run: Path) -> dict[str, bytes]:
-    """Return the tensors of a run's newest checkpoint, and its losses."""
-    newest = max((run / "checkpoints").glob("step-*"))
-    found = {name: (newest / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+    """Return the tensors of a run's newest checkpoint, in however many files, and its losses."""
+    newest, found = max((run / "checkpoints").glob("step-*")), dict[str, bytes]()
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        with TensorReader(newest / file) as reader:
+            found |= {name: reader.read(name).tobytes() for name in reader.names()}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {**found, "losses": json.dumps([line["loss"] for line in lines if "loss" in line]).encode()}
 

@@ -233,3 +233,15 @@ def test_a_link_is_neither_litter_nor_a_copy_nor_a_folder_to_remove(tmp_path: Pa
     recover_folders(inside)
     assert sorted(path.name for path in inside.iterdir()) == [".d.0123abcd.new", ".e.0123abcd.old", "c"]
     assert content(tmp_path / "far") == {"precious"}
+
+
+@pytest.mark.parametrize("name", ["../away", ".c.00000000.old", ".c.00000001.new", ".l.00000000.new", ".f.00000000.new", ""])
+def test_only_a_folder_that_is_being_filled_is_filled_by_others(tmp_path: Path, name: str) -> None:
+    for made in ("away", "at/.c.00000000.old", "at/.c.00000000.new"):
+        (tmp_path / made).mkdir(parents=True)
+    (tmp_path / "at/.l.00000000.new").symlink_to(tmp_path / "away")
+    (tmp_path / "at/.f.00000000.new").touch()
+    assert beside.fresh_folder(tmp_path / "at/c", ".c.00000000.new") == tmp_path / "at/.c.00000000.new"
+    for final in ("at/c", "nowhere/c"):
+        with pytest.raises(ValueError, match="has no folder"):
+            beside.fresh_folder(tmp_path / final, name)

@@ -224,6 +224,17 @@ def test_a_folder_is_read_through_its_file_or_its_index(tmp_path):
         assert reader.names() == ["whole"]
 
 
+def test_a_missing_file_is_read_through_the_index_beside_its_place(tmp_path):
+    save_file({"a": np.ones(3, np.float32)}, tmp_path / "part-1.safetensors")
+    (tmp_path / "whole.safetensors.index.json").write_text('{"weight_map": {"a": "part-1.safetensors"}}')
+    with TensorReader(tmp_path / "whole.safetensors") as reader:
+        assert reader.names() == ["a"]
+        assert reader.files == ["whole.safetensors.index.json", "part-1.safetensors"]
+    save_file({"b": np.ones(3, np.float32)}, tmp_path / "whole.safetensors")
+    with TensorReader(tmp_path / "whole.safetensors") as reader:
+        assert reader.names() == ["b"]
+
+
 @pytest.mark.parametrize(("weight_map", "message"), [
     ({"a": "model-1.safetensors", "c": "model-1.safetensors"}, "lacks tensor 'c'"),
     ({"a": "model-9.safetensors"}, r"cannot read .*model-9\.safetensors"),

@@ -16,6 +16,7 @@ from xxhash import xxh3_128_hexdigest
 from asynctile.cli import main
 from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import Bench, End
+from asynctile.storage.tensors import TensorReader
 
 __all__ = ["TrainCommand"]
 
@@ -67,9 +68,15 @@ class TrainCommand:
         newest = self.run / "checkpoints" / f"step-{_STEPS:06}"
         found = words
         if status == 0:
-            saved = b"".join((newest / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
+            saved = b"".join(_tensors(newest / name) for name in ("model.safetensors", "optimizer.safetensors"))
             lines = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
             losses = [(line["step"], line.get("loss"), line.get("validation_loss"), line.get("lr")) for line in lines]
             found = xxh3_128_hexdigest(saved + repr(losses).encode())
         self.remove()
         return found
+
+
+def _tensors(file: Path) -> bytes:
+    """Return the bytes of all tensors of a file, or of the shards that several nodes have written in its place."""
+    with TensorReader(file) as reader:
+        return b"".join(name.encode() + reader.read(name).tobytes() for name in sorted(reader.names()))
