@@ -12,11 +12,13 @@ import pytest
 from asynctile import Engine
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import LoRA, Model, Trainer
+from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.storage.tensors import TensorReader, TensorWriter
 from tests.laws import law
 from tests.layers.test_nodes import Found, exchange_of, on_nodes, trained
 from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
+from tests.nodes.meetings import comes
 
 FILES = ("model", "optimizer")
 
@@ -74,7 +76,12 @@ async def test_adapters_saved_on_several_nodes_go_on_as_on_one(tmp_path: Path) -
         assert_same_tensors(found.weights, alone.weights)
 
 
-async def test_a_node_that_does_not_see_the_folder_ends_the_save_before_a_byte_is_written(tmp_path: Path) -> None:
+async def test_a_node_that_does_not_see_the_folder_ends_the_save_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(TensorWriter, "__init__", lambda _, path, *args: written.append(path))
+
     async def work(engine: Engine, trainer: Trainer) -> str:
         with pytest.raises((ValueError, AsynctileError)) as caught:
             await trainer.save(tmp_path / f"disk{exchange_of(engine).node}" / "c")
@@ -84,21 +91,25 @@ async def test_a_node_that_does_not_see_the_folder_ends_the_save_before_a_byte_i
     zero, one = await on_nodes(2, work)
     assert f"node 1 does not see the folder that node 0 fills for {tmp_path}/disk1/c" in one
     assert "gave up: node 1 does not see the folder" in zero and "\n" not in zero + one
-    assert list(tmp_path.rglob("*")) == [tmp_path / "disk0"]
+    assert list(tmp_path.rglob("*")) == [tmp_path / "disk0"] and not written
 
 
 @pytest.mark.parametrize("who", [1, law(0)])
 async def test_a_full_disk_on_one_node_is_named_by_all_and_leaves_the_older_checkpoint(
     who: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = TensorWriter.write
+    write, exchanges = TensorWriter.write, dict[int, TcpExchange]()
 
     def full(writer: TensorWriter, *args: Any) -> None:
         if writer.path.name == f"optimizer-0000{who + 1}-of-00003.safetensors":
             raise CheckpointError("cannot write") from OSError(errno.ENOSPC, "No space left on device")
+        if writer.path.name == "optimizer-00003-of-00003.safetensors":  # node 0 has removed the folder by then
+            comes(lambda: exchanges[2].failure is not None)
+            raise CheckpointError("cannot write") from OSError(errno.ENOENT, "No such file or directory")
         write(writer, *args)
 
     async def work(engine: Engine, trainer: Trainer) -> str:
+        exchanges[exchange_of(engine).node] = exchange_of(engine)
         await trainer.step(*BATCHES[0])
         await trainer.save(tmp_path / "c")
         await trainer.step(*BATCHES[1])
