@@ -7,6 +7,7 @@
 # make docs       build the manual into docs/_build/html; any warning fails it
 # make map        print the map of the code: every module with its first sentence
 # make reference  compare with torch and transformers, and check with pyright the types that users see
+# make ray        run on clusters of Ray on this machine, whose workers are killed; in an environment of its own, .venv-ray
 # The first call makes .venv. Later calls install again only after pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -24,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # Where torch is installed, every process would spend seconds importing it for tests that it does not run.
 NO_TORCH := --ignore=tests/reference --ignore=tests/gpu/test_torch.py
 
-.PHONY: train test laws lint kernels docs map reference strict
+.PHONY: train test laws lint kernels docs map reference ray strict
 
 # The cap is below half of the states. A stopped run continues; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
@@ -33,10 +34,10 @@ train: $(VENV)/.has-plot
 
 test: $(VENV)/.has-test
 	@$(MAKE) --no-print-directory --jobs 2 lint kernels
-	$(PYTEST) $(NO_TORCH) -m "not reference and not gpu and not laws"
+	$(PYTEST) $(NO_TORCH) -m "not reference and not gpu and not ray and not laws"
 
 laws: $(VENV)/.has-test
-	$(PYTEST) $(NO_TORCH) -m "(laws or hypothesis) and not reference and not gpu" --hypothesis-profile laws
+	$(PYTEST) $(NO_TORCH) -m "(laws or hypothesis) and not reference and not gpu and not ray" --hypothesis-profile laws
 
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .
@@ -60,6 +61,11 @@ map: $(VENV)/.has-docs
 
 reference: $(VENV)/.has-reference
 	$(BIN)/python -m pytest -m reference
+
+# Ray brings 70 packages, some with versions of its own, so it has an environment of its own.
+ray:
+	@$(MAKE) --no-print-directory VENV=.venv-ray .venv-ray/.has-ray
+	.venv-ray/bin/python -m pytest -m ray tests/ray
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -85,3 +91,7 @@ $(VENV)/.has-test: pyproject.toml | $(BIN)/python
 $(VENV)/.has-reference: pyproject.toml | $(VENV)/.has-test
 	$(PIP) --editable ".[plot,test,reference]"
 	@touch $@ $(VENV)/.has-test $(VENV)/.has-plot $(VENV)/.has-docs
+
+$(VENV)/.has-ray: pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[ray,test]"
+	@touch $@

@@ -1,6 +1,7 @@
 """Options from a --config file: flat TOML whose keys are option names, each value checked as if it were typed.
 
-Covers `read_config`. precedence.py decides which value wins. No file can set where to write.
+Covers `read_config`, and `value_of` for options that a program sets. precedence.py decides which value wins. No file can set
+where to write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from asynctile.cli.option import flag, options_of
 from asynctile.cli.options import Options
 from asynctile.storage.input import LINE_NBYTES, read_file, shown
 
-__all__ = ["read_config"]
+__all__ = ["read_config", "value_of"]
 
 _TABLE = options_of(Options)
 #: Options that a file may set.
@@ -39,7 +40,7 @@ def read_config(path: str) -> dict[str, Any]:
         if name in found:
             raise ValueError(f"--config {path} sets {name} twice, with - and with _; remove one")
         try:
-            found[name] = _value(name, value)
+            found[name] = value_of(name, value)
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"--config {path}, {key}: {error}") from error
     return found
@@ -58,7 +59,7 @@ def _parsed(path: str) -> dict[str, Any]:
         raise ValueError(f"--config {path} is not TOML: {error}; expected lines such as lr = 0.001") from error
 
 
-def _value(name: str, found: Any) -> Any:
+def value_of(name: str, found: Any) -> Any:
     """Return the checked value. ArgumentTypeError if its type is not the option's, or if it could not have been typed."""
     check, kind = _TABLE[name].check, _KINDS[name]
     if isinstance(found, dict):

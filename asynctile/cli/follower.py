@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from asynctile.layers.data_source import TrainingBatches, training_batches
 from asynctile.layers.special_tokens import token_ids
 from asynctile.storage.input import read_file
 
-__all__ = ["begin_word", "follow_run"]
+__all__ = ["begin_word", "follow_run", "own_options"]
 
 #: What each node may choose by itself. Precision changes bits, so node 0 chooses it.
 _OWN = frozenset({*PLACEMENT, "update", "nodes", "node", "join", "secret_file", "out"}) - {"precision"}
@@ -46,8 +46,16 @@ def begin_word(options: Options, folder: RunFolder) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def follow_run(given: Mapping[str, Any], interrupt: Interrupt) -> int:
-    """Take part in the run of node 0 until its end; return the exit status."""
+def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the typed options that a node other than node 0 may have."""
+    return {name: value for name, value in given.items() if name in _OWN}
+
+
+async def follow_run(given: Mapping[str, Any], interrupt: Interrupt, saved: Callable[[], object] = bool) -> int:
+    """Take part in the run of node 0 until its end; return the exit status.
+
+    saved: called after each checkpoint of the run; must not block.
+    """
     others = [name for name in given if name not in _OWN]
     if others:
         raise ValueError(f"{flag(others[0])} is for node 0, from which node {given['node']} takes it; leave it out")
@@ -57,14 +65,15 @@ async def follow_run(given: Mapping[str, Any], interrupt: Interrupt) -> int:
     interrupt.announce = display.note
     with display:
         async with team_of(options, display.stage, interrupt) as team:
-            stopped = await _follow(typed, options, team, display, interrupt)
+            stopped = await _follow(typed, options, team, display, interrupt, saved)
     if stopped:
         say(f"asynctile train: node {options.node} stopped with the others\n")
         return EXIT_STATUS
     return 0
 
 
-async def _follow(typed: dict[str, Any], options: Options, team: Team, display: Display, interrupt: Interrupt) -> bool:
+async def _follow(typed: dict[str, Any], options: Options, team: Team, display: Display, interrupt: Interrupt,
+                  saved: Callable[[], object]) -> bool:
     """Do what node 0 tells, from the beginning of the run to its end; return whether the run was asked to stop."""
     word = await team.hear(stops=False)
     folder = _folder(word, typed.get("out"), options.node)
@@ -87,12 +96,13 @@ async def _follow(typed: dict[str, Any], options: Options, team: Team, display: 
             batches.load_state_dict(trainer.data_state)
         display.note(f"node {options.node} of {options.nodes} trains on {engine.device}, for the run in {folder.path}")
         interrupt.begin_steps()
-        return await _take_part(team, trainer, batches, folder, interrupt)
+        return await _take_part(team, trainer, batches, folder, interrupt, saved)
 
 
 async def _take_part(
-    team: Team, trainer: Trainer, batches: TrainingBatches, folder: RunFolder, interrupt: Interrupt
-) -> bool:
+    team: Team, trainer: Trainer, batches: TrainingBatches, folder: RunFolder, interrupt: Interrupt,
+    saved: Callable[[], object],
+) -> bool:  # fmt: skip
     """Step, measure and save whenever node 0 does, until it ends the run; return whether it was asked to stop."""
     while (word := await team.hear(stops=interrupt.requested))["do"] != "end":
         if word["do"] == "step":
@@ -101,6 +111,7 @@ async def _take_part(
             await trainer.gemm_rate(batches.batch_size, batches.seq_len)
         else:
             await trainer.save(folder.path / "checkpoints" / word["checkpoint"])
+            saved()
     return bool(word["stopped"])
 
 

@@ -193,6 +193,11 @@ class Options:
     secret_file: str | None = option(
         None, values.name, "FILE", "file with a secret that all nodes know (default: the variable ASYNCTILE_SECRET)",
         group=_NODES, forgotten=True, config=False)
+    ray: str | None = option(
+        None, values.name, "ADDRESS",
+        "run the nodes as workers of the Ray cluster at this address (HOST:PORT, auto, or local for one of this machine); a "
+        "run that loses a worker goes on from its newest checkpoint (needs asynctile[ray])", group=_NODES, forgotten=True,
+        config=False)
 
     precision: str = option(
         "fp32", values.name, "NAME",

@@ -94,10 +94,15 @@ class RunFolder:
             self.unclaim()
             raise
 
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        """Return whether there is a run in a folder."""
+        return (path / _RECORD).is_file()
+
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Return the run in a folder without changing it; ValueError if there is none."""
-        if not (path / _RECORD).is_file():
+        if not cls.holds_run(path):
             raise ValueError(f"{path} holds no run (run.json is missing); leave --resume out to start one there")
         return cls(path)
 

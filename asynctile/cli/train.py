@@ -9,10 +9,11 @@ import asyncio
 import errno
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,20 +68,24 @@ from asynctile.share import runtime_of
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
 
-__all__ = ["run"]
+__all__ = ["run", "train"]
 
 _RECORDED = ("numpy", "scipy", "numba", "uvloop", "tokenizers", "safetensors")
 
 
 def run(given: dict[str, Any]) -> int:
     """Run the command and return the exit status."""
+    if given.get("ray") is not None:  # the floor above, which only this kind of run needs
+        status_of: Callable[[dict[str, Any]], int] = import_module("asynctile.ray.command").run
+        return status_of(given)
     interrupt = Interrupt()
     interrupt.last_words = "asynctile train: stopped at once; nothing was changed"
-    status = interrupt.run(follow_run(given, interrupt) if given.get("node") else _train(given, interrupt))
+    status = interrupt.run(follow_run(given, interrupt) if given.get("node") else train(given, interrupt))
     return EXIT_STATUS if status is None else status
 
 
-async def _train(given: dict[str, Any], interrupt: Interrupt) -> int:
+async def train(given: Mapping[str, Any], interrupt: Interrupt) -> int:
+    """Do a run as its only node or as node 0; return the exit status."""
     options, folder, callbacks = open_run(given)
     warn_of_excess(options)
     interrupt.last_words = last_words(folder, folder.newest)

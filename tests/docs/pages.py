@@ -26,7 +26,7 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.m
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.DOTALL)
 _RUN = re.compile(r"<!-- run(?: with (.+?))? -->\s*\Z")
 #: A test that runs the blocks from here to the next heading of level 2 by itself, since they need more than this one has.
-_ELSEWHERE = re.compile(r"<!-- (tests/reference/\w+\.py) runs ")
+_ELSEWHERE = re.compile(r"<!-- (tests/(?:reference|ray)/\w+\.py) runs ")
 _SHELL = ("console", "sh", "bash", "shell")
 
 

@@ -17,6 +17,7 @@ MODULES = {
         "open_tokenizer", "Chats",
     ),
     "asynctile.nodes": ("TcpExchange",),
+    "asynctile.ray": ("RayTrainer",),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
 }  # fmt: skip
@@ -64,6 +65,7 @@ SHOWN = {
     # Its vocab_size and fingerprint are those of Tokenizer.
     "asynctile.layers.ByteTokenizer": ("encode", "decode", "save", "special", "to_json"),
     "asynctile.nodes.TcpExchange": ("meet", "close", "node", "nodes", "failure"),
+    "asynctile.ray.RayTrainer": ("fit",),
     "asynctile.metrics.EngineCollector": ("collect",),
 }  # fmt: skip
 
@@ -84,6 +86,6 @@ INTERNAL = {
 CONSTRUCTED = {
     "asynctile.Engine", "asynctile.layers.GPT2Config", "asynctile.layers.Trainer", "asynctile.layers.AdamW",
     "asynctile.layers.LoRA", "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.layers.Chats",
-    "asynctile.metrics.EngineCollector",
+    "asynctile.ray.RayTrainer", "asynctile.metrics.EngineCollector",
     *_ROTARY,
 }  # fmt: skip
