@@ -14,22 +14,27 @@ __all__ = ["Reports"]
 
 
 class Reports(Callback):
-    """Reports each checkpoint, with the metrics of the newest step and the newest validation loss. Waits until Ray has both.
+    """Reports each checkpoint, with the metrics of its step and the newest validation loss. Waits until Ray has both.
 
     Ray keeps one report at a time and looks for it about once a second. So steps without a checkpoint are not reported.
     """
 
     def __init__(self) -> None:
-        self._metrics: dict[str, Any] = {}
+        #: by step, since the newest checkpoint: steps go on while one is written
+        self._metrics: dict[int, dict[str, Any]] = {}
+        self._validated: dict[str, float] = {}
 
     def step(self, report: StepReport) -> None:
-        self._metrics.update(report.as_dict())
+        self._metrics[report.step] = report.as_dict()
 
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        self._metrics["validation_loss"] = evaluation.loss
+        self._validated = {"validation_loss": evaluation.loss}
 
     def saved(self, step: int, path: Path) -> None:
         from ray.train import Checkpoint, report
 
-        if step_of(path.name):  # the best model so far is not a checkpoint
-            report(dict(self._metrics), checkpoint=Checkpoint(str(path)))
+        if not step_of(path.name):
+            return  # the best model so far, which is not a checkpoint
+        metrics = {"step": step, **self._metrics.get(step, {}), **self._validated}
+        self._metrics = {later: found for later, found in self._metrics.items() if later > step}
+        report(metrics, checkpoint=Checkpoint(str(path)))
