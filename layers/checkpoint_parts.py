@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from asynctile.errors import CheckpointError
 from asynctile.layers.adapter_files import ADAPTER, ADAPTER_CONFIG, write_adapter
 from asynctile.layers.exchange import CONFIG, check_place, replaced, told_room
 from asynctile.layers.model_state import ModelState
@@ -125,8 +126,7 @@ async def save_together(model: ModelState, training: Training, final: Path, node
         with told_save(model.runtime, model.name, final, training.step_count, behind=False):
             await (writing.lead if nodes.node == 0 else writing.follow)(progress)
     except BaseException as error:
-        earlier = nodes.failure
-        nodes.give_up(error)
+        earlier = nodes.give_up(error)
         if earlier is not None and isinstance(error, Exception):
             raise earlier from error  # what failed here followed from it
         raise
@@ -145,10 +145,15 @@ class _Together:
         done = partial(content.model.saved_to, self._final)
         await files.run(check_place, self._final, mark_of(content.foundation))
         async with replaced(self._final, content.nbytes, files, done) as folder:
-            await self._tell("folder", folder.name.encode())
-            tiles, _ = await self._write_own(folder, progress)
-            said = await self._tell("files", b"{}")
-            await content.write_rest(folder, tiles, files, {k: v for one in said for k, v in parse_json(one).items()})
+            try:
+                async with told_room(self._final, content.nbytes, files):
+                    await self._tell("folder", folder.name.encode())
+                    tiles, _ = await self._write_own(folder, progress)
+                    said = await self._tell("files", b"{}")
+                    await content.write_rest(folder, tiles, files, {k: v for one in said for k, v in parse_json(one).items()})
+            except BaseException as error:
+                self._nodes.give_up(error)  # before the folder goes, in which others write
+                raise
         await self._tell("end")
         tiles.end()
 
@@ -161,9 +166,14 @@ class _Together:
         except (OSError, ValueError) as error:
             raise ValueError(f"node {node} does not see the folder that node 0 fills for {self._final}: {error}; share the "
                              "folder between the machines, and give each node its path there") from error
-        async with told_room(self._final, content.nbytes, files):
-            tiles, written = await self._write_own(folder, progress)
-            sums = await checksums_of(written, files, tiles.add)
+        try:
+            async with told_room(self._final, content.nbytes, files):
+                tiles, written = await self._write_own(folder, progress)
+                sums = await checksums_of(written, files, tiles.add)
+        except CheckpointError:
+            if not await files.run(folder.is_dir):  # node 0 has failed and removed it; its words are on their way
+                await self._tell("loss of the folder")
+            raise
         await self._tell("files", json.dumps(sums).encode())
         await self._tell("end")
         content.model.saved_to(self._final)

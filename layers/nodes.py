@@ -48,6 +48,9 @@ class Nodes:
         self._reporters: WeakKeyDictionary[Program, NDArray[np.int64]] = WeakKeyDictionary()
         #: the terms of all nodes have been compared
         self._are_alike = False
+        #: this node has ended the training for all, and what had ended it before
+        self._has_given_up = False
+        self._earlier: NodeError | None = None
 
     def check_update(self, update: str) -> None:
         """Raise ValueError for updates on the host, which only a node alone has."""
@@ -147,15 +150,18 @@ class Nodes:
         """Tell all nodes `body` about `topic`; return what each said, by node, once all have."""
         return [body] if self._exchange is None else await self._share(topic, body)
 
-    @property
-    def failure(self) -> NodeError | None:
-        """The error of another node or of this one that has ended the training; None while it goes on."""
-        return None if self._exchange is None else self._exchange.failure
+    def give_up(self, error: BaseException) -> NodeError | None:
+        """End the training on all nodes, because it has failed on this one.
 
-    def give_up(self, error: BaseException) -> None:
-        """End the training on all nodes, because it has failed on this one."""
-        if self._exchange is not None:
+        Return the error that had ended it before, on another node or on this one; None if this is the first.
+        """
+        if self._exchange is None:
+            return None
+        if not self._has_given_up:
+            self._has_given_up = True
+            self._earlier = self._exchange.failure
             self._exchange.abort(str(error) or type(error).__name__)
+        return self._earlier
 
     async def _share(self, topic: str, body: bytes) -> list[bytes]:
         """Share what `TcpExchange.share` does. A node that is cancelled meanwhile ends the training: others may count on it."""

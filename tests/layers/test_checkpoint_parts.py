@@ -94,26 +94,30 @@ async def test_a_node_that_does_not_see_the_folder_ends_the_save_before_a_byte_i
     assert list(tmp_path.rglob("*")) == [tmp_path / "disk0"] and not written
 
 
-@pytest.mark.parametrize("who", [1, law(0)])
+@pytest.mark.parametrize("who", [0, law(1)])
 async def test_a_full_disk_on_one_node_is_named_by_all_and_leaves_the_older_checkpoint(
     who: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, exchanges = TensorWriter.write, dict[int, TcpExchange]()
+    write, abort, left = TensorWriter.write, TcpExchange.abort, list[tuple[int, bool]]()
+
+    def noted(exchange: TcpExchange, why: str) -> None:
+        left.append((exchange.node, any(tmp_path.glob(".c.*.new"))))
+        abort(exchange, why)
 
     def full(writer: TensorWriter, *args: Any) -> None:
         if writer.path.name == f"optimizer-0000{who + 1}-of-00003.safetensors":
             raise CheckpointError("cannot write") from OSError(errno.ENOSPC, "No space left on device")
-        if writer.path.name == "optimizer-00003-of-00003.safetensors":  # node 0 has removed the folder by then
-            comes(lambda: exchanges[2].failure is not None)
+        if writer.path.name == "optimizer-00003-of-00003.safetensors":
+            comes(lambda: not writer.path.parent.exists())  # node 0 has removed the folder
             raise CheckpointError("cannot write") from OSError(errno.ENOENT, "No such file or directory")
         write(writer, *args)
 
     async def work(engine: Engine, trainer: Trainer) -> str:
-        exchanges[exchange_of(engine).node] = exchange_of(engine)
         await trainer.step(*BATCHES[0])
         await trainer.save(tmp_path / "c")
         await trainer.step(*BATCHES[1])
         monkeypatch.setattr(TensorWriter, "write", full)
+        monkeypatch.setattr(TcpExchange, "abort", noted)
         with pytest.raises(AsynctileError) as caught:
             await trainer.save(tmp_path / "c")
         return str(caught.value)
@@ -121,6 +125,7 @@ async def test_a_full_disk_on_one_node_is_named_by_all_and_leaves_the_older_chec
     for node, words in enumerate(await on_nodes(3, work)):
         assert f"cannot save {tmp_path}/c: No space left on device" in words
         assert (f"node {who} (" in words) is (node != who)
+    assert left[0] == (who, True)  # the others hear of it before the folder goes
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     async with Engine("cpu") as engine:
         assert (await Trainer.load(engine, tmp_path / "c")).step_count == 1

@@ -1,14 +1,17 @@
-"""The process of scenario `nodes`: of two nodes of a training, one is killed, stopped or asked to stop while steps go on.
+"""The process of scenario `nodes`: a training of two nodes is disturbed while steps go on.
 
-The other one must end in bounded time, with one line that names the lost node, or with a checkpoint where it was asked. Resumed
-on one or two nodes, the training must have the bytes of one that nobody disturbed. Covers the disturbance and the judgment.
-command.py is the training, answers.py the answer.
+One of them is killed, stopped or asked to stop, or its files may no longer grow, as on a full disk. Or the line between them is
+cut. All must end in bounded time, with one line that names the cause, or with a checkpoint where one was asked; and nobody may
+listen any more. Resumed on one to four nodes, the training must have the bytes of one that nobody disturbed. Covers the
+disturbance and the judgment. command.py is the training, relay.py the line, answers.py the answer.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import resource
 import signal
 import socket
 import time
@@ -21,15 +24,23 @@ from asynctile.cli.interrupt import EXIT_STATUS
 from asynctile.cli.stress.answers import Answer, answer_seeds
 from asynctile.cli.stress.command import TrainCommand
 from asynctile.cli.stress.finding import Kind
+from asynctile.cli.stress.relay import relay
 from asynctile.nodes.secret import VARIABLE
 from asynctile.nodes.tcp_exchange import PATIENCE_S, WAIT_S
 
 __all__ = ["Breaker"]
 
-#: What happens to a node, how often, and the seconds in which the other one must be gone.
+#: What happens, how often, and the seconds in which all nodes must be gone.
 _HOW = {
-    "killed": (signal.SIGKILL, 6, 10.0), "asked": (signal.SIGTERM, 3, 20.0), "stopped": (signal.SIGSTOP, 1, PATIENCE_S + 10),
+    "killed": (6, 5.0), "cut off": (4, 5.0), "out of disk": (4, 20.0), "asked": (3, 20.0), "stopped": (1, PATIENCE_S + 10),
 }  # fmt: skip
+_SIGNALS = {"killed": signal.SIGKILL, "cut off": signal.SIGKILL, "asked": signal.SIGTERM, "stopped": signal.SIGSTOP}
+#: Bytes that a file may have where the disk is full: enough for a line in a log, too few for a shard of a checkpoint.
+_FULL_NBYTES = 12 << 10
+#: The most nodes that resume a training: one for each of its replicas.
+_MOST = 4
+#: Where nodes compute, and on how many devices each, while they are disturbed and when they resume.
+_PLACES = ("--device cpu", "--device cpu", "--device emulated*2")
 #: Seconds in which an undisturbed training is over.
 _WHOLE_S = WAIT_S + 30.0
 _LOOK_EVERY_S = 0.005
@@ -38,7 +49,7 @@ Wrong = tuple[Kind, str]
 
 
 class ForkedNode:
-    """A node of a training, forked. log: the file with its output."""
+    """A node of a training, or the line between two, forked. log: the file with its output."""
 
     def __init__(self, number: int, process: int, log: Path) -> None:
         self.number = number
@@ -50,9 +61,14 @@ class ForkedNode:
         """Wait for the end of the node; return False, and kill it, if it takes longer."""
         if _comes(lambda: self.has_ended, within_s):
             return True
-        os.kill(self.process, signal.SIGKILL)
-        _comes(lambda: self.has_ended, _WHOLE_S)
+        self.end()
         return False
+
+    def end(self) -> None:
+        """Kill the node, unless it has ended."""
+        if not self.has_ended:
+            os.kill(self.process, signal.SIGKILL)
+            _comes(lambda: self.has_ended, _WHOLE_S)
 
     @property
     def last_line(self) -> str:
@@ -79,67 +95,97 @@ class Breaker:
     def play(self, seed: int) -> Answer:
         """Play one round."""
         chance = random.Random(f"nodes {seed}")
-        (how,), who = chance.choices(list(_HOW), [weight for _, weight, _ in _HOW.values()]), chance.randrange(2)
-        after_s, count = chance.uniform(0, self._took_s), chance.randrange(1, 3)
-        wrong = self._whole or self._disturbed(how, who, after_s) or self._resumed(count)
+        (how,), who = chance.choices(list(_HOW), [often for often, _ in _HOW.values()]), chance.randrange(2)
+        after_s, count = chance.uniform(0, self._took_s / 2), chance.randrange(1, _MOST + 1)
+        begun, resumed = chance.choice(_PLACES), chance.choice(_PLACES if count * 2 <= _MOST else _PLACES[:1])
+        wrong = self._whole or self._disturbed(how, who, after_s, begun) or self._resumed(count, resumed)
         if wrong is not None:
-            wrong = wrong[0], f"node {who} was {how}: {wrong[1]}".replace(f"{self._command.folder}/", "")
+            wrong = wrong[0], f"{self._named(how, who)}: {wrong[1]}".replace(f"{self._command.folder}/", "")
         return Answer(counts={"nodes": {how: 1}}, failure=wrong)
 
-    def _disturbed(self, how: str, who: int, after_s: float) -> Wrong | None:
-        """Disturb a node of a new training so long after its first step; return what is wrong with the end of the other."""
-        metrics, (number, _, within_s) = self._command.run / "metrics.jsonl", _HOW[how]
-        nodes = self._begun()
-        victim, other = nodes[who], nodes[1 - who]
+    def _disturbed(self, how: str, who: int, after_s: float, place: str) -> Wrong | None:
+        """Disturb a new training so long after its first step; return what is wrong with how its nodes end."""
+        metrics, (_, within_s) = self._command.run / "metrics.jsonl", _HOW[how]
+        nodes, address = self._begun(2, place, relayed=how == "cut off")
+        line, nodes = nodes[2:], nodes[:2]
+        victim = line[0] if line else nodes[who]
         _comes(lambda: (metrics.exists() and metrics.stat().st_size > 0) or any(node.has_ended for node in nodes), _WHOLE_S)
         _comes(lambda: any(node.has_ended for node in nodes), after_s)
         if not victim.has_ended:
-            os.kill(victim.process, number)
-        in_time = other.ended(within_s)
-        if how == "stopped" and not victim.has_ended:
-            os.kill(victim.process, signal.SIGKILL)
-        in_time = victim.ended(within_s) and in_time
+            _disturb(victim, how)
+        ends = [node for node in nodes if node is not victim or how not in ("stopped", "killed")]
+        in_time = all(node.ended(within_s) for node in ends)
+        for one in (*nodes, *line):  # a stopped node, and a line that nobody cut, would stay
+            one.end()
         if not in_time:
-            return "hung", f"the other node did not end within {within_s:g} s; it said {other.last_line!r}"
-        return _judged(how, who, other)
+            said = " and ".join(node.last_line for node in nodes)
+            return "hung", f"not all nodes ended within {within_s:g} s; they said {said!r}"
+        if not _is_free(address):
+            return "failed", f"{address} is still in use after all nodes have ended"
+        others = nodes if how in ("cut off", "out of disk") else [nodes[1 - who]]
+        return next((wrong for node in others if (wrong := _judged(how, who, node)) is not None), None)
 
-    def _resumed(self, count: int) -> Wrong | None:
+    @staticmethod
+    def _named(how: str, who: int) -> str:
+        return "the line was cut" if how == "cut off" else f"node {who} was {how}"
+
+    def _resumed(self, count: int, place: str = _PLACES[0]) -> Wrong | None:
         """Begin or resume the training on so many nodes; return what is wrong with its outcome."""
         command = self._command
         if count == 1:
-            outcome = command.ended(command.train())
+            outcome = command.ended(command.train(place))
         else:
-            nodes = self._begun()
+            nodes, _ = self._begun(count, place)
             in_time = [node.ended(_WHOLE_S) for node in nodes]
             if not all(in_time):
                 command.remove()
-                return "hung", f"a training of two nodes did not end within {_WHOLE_S:g} s; it said {nodes[0].last_line!r}"
+                return "hung", f"a training of {count} nodes did not end within {_WHOLE_S:g} s; it said {nodes[0].last_line!r}"
             status = next((node.status for node in nodes if node.status), 0)
             outcome = command.outcome_of(status or 0, " and ".join(node.last_line for node in nodes))
         if outcome != command.outcome:
-            return "lost", f"on {count} nodes it ends with {outcome}, but alone with {command.outcome}"
+            return "lost", f"on {count} nodes with {place} it ends with {outcome}, but alone with {command.outcome}"
         return None
 
-    def _begun(self) -> list[ForkedNode]:
-        """Begin or resume the training on two nodes."""
+    def _begun(self, count: int, place: str, *, relayed: bool = False) -> tuple[list[ForkedNode], tuple[str, int]]:
+        """Begin or resume the training on so many nodes; return them, and the address of node 0.
+
+        relayed: node 1 calls node 0 over a relay, which is returned behind the nodes.
+        """
         command, address = self._command, _free_address()
-        place = ["--nodes", "2", "--join", address]
-        words = [[*command.words(), *place], ["train", *place, "--node", "1"]]
-        nodes = []
-        for number in range(2):
-            log = command.folder / f"node-{number}.log"
-            nodes.append(ForkedNode(number, command.begin(partial(main, words[number]), log), log))
-        return nodes
+        joined, forked = [address] * count, list[ForkedNode]()
+        line = socket.create_server(("127.0.0.1", 0)) if relayed else None
+        if line is not None:
+            joined[1] = line.getsockname()
+        for number, (host, port) in enumerate(joined):
+            nodes = f"--nodes {count} --join {host}:{port}".split()
+            words = [*command.words(place), *nodes] if number == 0 else ["train", *nodes, "--node", str(number)]
+            forked.append(self._forked(number, partial(main, words)))
+        if line is not None:
+            forked.append(self._forked(count, partial(relay, line, address)))
+            line.close()
+        return forked, address
+
+    def _forked(self, number: int, command: Callable[[], int]) -> ForkedNode:
+        log = self._command.folder / f"node-{number}.log"
+        return ForkedNode(number, self._command.begin(command, log), log)
 
 
-def _judged(how: str, who: int, other: ForkedNode) -> Wrong | None:
-    """Return what is wrong with how the other node ended."""
-    said, status = other.last_line, other.status
+def _disturb(victim: ForkedNode, how: str) -> None:
+    if how == "out of disk":
+        resource.prlimit(victim.process, resource.RLIMIT_FSIZE, (_FULL_NBYTES, _FULL_NBYTES))
+    else:
+        os.kill(victim.process, _SIGNALS[how])
+
+
+def _judged(how: str, who: int, node: ForkedNode) -> Wrong | None:
+    """Return what is wrong with how a node ended that was not lost. who: the number of the disturbed node."""
+    said, status = node.last_line, node.status
     if status == 0 or (how == "asked" and status == EXIT_STATUS):
         return None
-    if how != "asked" and status == 2 and f"node {who} (127.0.0.1:" in said:
+    named = os.strerror(errno.EFBIG) if how == "out of disk" else f"node {1 - node.number} (127.0.0.1:"
+    if how != "asked" and status == 2 and named in said:
         return None
-    return "failed", f"the other node ended with status {status}; it said {said!r}"
+    return "failed", f"node {node.number} ended with status {status}; it said {said!r}"
 
 
 def _comes(condition: Callable[[], bool], within_s: float) -> bool:
@@ -150,9 +196,18 @@ def _comes(condition: Callable[[], bool], within_s: float) -> bool:
     return holds
 
 
-def _free_address() -> str:
+def _free_address() -> tuple[str, int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+        host, port = listener.getsockname()
+        return host, port
+
+
+def _is_free(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_server(address).close()
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

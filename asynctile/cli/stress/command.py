@@ -22,7 +22,7 @@ __all__ = ["TrainCommand"]
 
 _STEPS = 8
 _SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
-_OPTIONS = f"--replicas 2 --batch-size 2 --steps {_STEPS} --save-every 3 --validate-every 4 --validation-tokens 64"
+_OPTIONS = f"--replicas 4 --batch-size 4 --steps {_STEPS} --save-every 3 --validate-every 4 --validation-tokens 64"
 _CPU = "--device cpu"
 #: Time limit of a training, which takes a second, plus a slow step or save.
 _MOST_S = 90.0
