@@ -9,11 +9,15 @@ kernel copies each byte twice.
 Training: the model of `make train`, float32 on `cpu`, two replicas, in one process with all cores, and in two with half of them
 each. Both do the same arithmetic with the same bits, so the quotient is what the exchange and the waits cost. Target: two
 processes make at least 0.8 of the steps of one.
+
+Digests: of losses and weights after three steps with four replicas of the same model, on devices under a cap of half of the
+states, for every way to share the replicas that is in the table.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing
 import os
 import socket
@@ -37,6 +41,9 @@ SECRET = b"only for this benchmark"
 LEAST = 0.8
 #: Steps before the measured ones: programs are recorded, scheduled and made ready to be played.
 WARM = 3
+#: Nodes, and emulated devices of each, that share four replicas.
+LAYOUTS = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4))
+REPLICAS = 4
 Address = tuple[str, int]
 R = TypeVar("R")
 
@@ -115,6 +122,37 @@ def trained(node: int, address: Address, nodes: int, steps: int, size: int) -> S
             exchange.close()
 
 
+def digest(node: int, address: Address, nodes: int, devices: int) -> str:
+    """Return a digest of what this node has after three steps."""
+    exchange = None if nodes == 1 else TcpExchange.meet(node, nodes, address, SECRET, {})
+
+    async def run() -> str:
+        named = "emulated" if devices == 1 else f"emulated*{devices}"
+        async with Engine(named, device_memory=SHAPE.states_nbytes // 2, exchange=exchange) as engine:
+            trainer = Trainer(await GPT2.create(engine, SHAPE, seed=1), AdamW(lr=1e-3), replicas=REPLICAS)
+            inputs = batch(SHAPE, 2 * REPLICAS, LENGTH)
+            losses = [(await trainer.step(*inputs)).loss for _ in range(3)]
+            found = hashlib.sha256(repr(losses).encode())
+            for name, tensor in (await trainer.model.state_dict()).items():
+                found.update(name.encode() + tensor.tobytes())
+            return found.hexdigest()[:16]
+
+    try:
+        return asyncio.run(run())
+    finally:
+        if exchange is not None:
+            exchange.close()
+
+
+def digests() -> Table:
+    table = Table(f"digests with {REPLICAS} replicas", ("nodes", "devices of each", "digest", "equal everywhere"))
+    for nodes, devices in LAYOUTS:
+        found = on_nodes(nodes, digest, nodes, devices)
+        first = table.rows[0][2] if table.rows else found[0]
+        table.rows.append((nodes, devices, found[0], {*found} == {first}))
+    return table
+
+
 def on_nodes(nodes: int, work: Callable[..., R], *more: Any) -> list[R]:
     """Return what `work(node, address, *more)` returns on each node, each a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -148,7 +186,7 @@ def trainings(rounds: int, steps: int, size: int) -> Table:
 
 def main() -> None:
     options = arguments(__doc__, rounds=5, steps=20, batch=12)
-    tables = [transfers(10 * options.rounds), trainings(options.rounds, options.steps, options.batch)]
+    tables = [transfers(10 * options.rounds), trainings(options.rounds, options.steps, options.batch), digests()]
     configuration = {
         "model": f"GPT-2, {SHAPE.summary}, T {LENGTH}, B {options.batch}, float32, on cpu",
         "repeats": f"median of {10 * options.rounds} transfers; of {options.rounds} rounds of {options.steps} steps, in turn",
