@@ -3,8 +3,8 @@
     python bench/bench_scaling.py [--nodes 1 2 4 8] [--write]
 
 Weak scaling: eight sequences of 1,024 tokens and one replica for each GPU, in tf32. Bytes are those that node 0 sends
-in a step. The clock counts what node 0 computes and what its network carries each way, but no wait for another node. So its
-steps are lower bounds, and the speed of all nodes is an upper bound.
+in a step. The clock counts what node 0 computes and what its network carries each way, but no wait for another node. So real
+steps are likely to take longer.
 
 ZeRO's formulas (arXiv 1910.02054, section 7) count what each GPU sends: 2 values for each parameter with stage 2 and with plain
 data parallelism, 3 with stage 3. The paper counts values in half precision; here they have 4 bytes, as those of tf32.
@@ -83,7 +83,7 @@ def rows(config: GPT2Config, steps: Sequence[Step]) -> Iterator[list[object]]:
 
 def main() -> None:
     options = arguments(__doc__, nodes=(1, 2, 4, 8), layers=4, width=14336)
-    columns = ("nodes", "Gbit/s", "s a step, at least", "s a GPU computes", "tokens/s, at most", "times one node, at most",
+    columns = ("nodes", "Gbit/s", "s a step", "s a GPU computes", "tokens/s", "times one node",
                "GB sent", "GB received", *(f"{name}: GB sent" for name in ZERO), *(f"{name}: s of network" for name in ZERO),
                "s to plan")  # fmt: skip
     tables = []
