@@ -113,8 +113,6 @@ class Engine(Traced):
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ValueError(f"prefetch is {shown(prefetch)}: expected a whole number of at least 0, such as 2")
-        if exchange is not None and precision == "bf16":
-            raise ValueError("precision is 'bf16': several nodes train in 'fp32' or 'tf32'")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
             raise ValueError(f"watchdog is {shown(watchdog)}: expected seconds above 0, or None to wait for ever")
         limit = None if spill_limit is None else _positive("spill_limit", spill_limit)

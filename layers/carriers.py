@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from asynctile.layers.parameters import MOMENTS, Parameters
+from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Recording, RowTiles
 from asynctile.program.lag import lagging
 from asynctile.program.operation import HOST, READ
@@ -47,19 +47,16 @@ def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
     return found
 
 
-def moments_elsewhere(parameters: Parameters, node: int, nodes: int, devices: int) -> dict[Tile, int]:
-    """Return the moments that stand on other nodes than `node`, each with its node: where its weight tile is updated.
+def homes_of(parameters: Parameters, nodes: int, devices: int) -> dict[Tile, int]:
+    """Return the node of each tile that stands on one node alone, where its weight tile is updated; none if there is one node.
 
-    devices: of each node.
+    These are moments, and master weights that have copies for compute, also those of frozen tensors. devices: of each node.
     """
     if nodes == 1:
         return {}
-    owned, found = owners(parameters, nodes * devices), dict[Tile, int]()
-    for parameter in parameters.trained():
-        for key, weight in parameter.weights.items():
-            if (home := owned[weight] // devices) != node:
-                found |= {getattr(parameter, family)[key]: home for family in MOMENTS}
-    return found
+    owned = owners(parameters, nodes * devices)
+    return {tile: owned[weight] // devices
+            for item in parameters.values() for key, weight in item.weights.items() for tile in item.owned(key)}
 
 
 def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]) -> Program:

@@ -7,10 +7,11 @@ on any node the folder is removed, and the older checkpoint stays.
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from asynctile.errors import CheckpointError
@@ -50,7 +51,8 @@ class Content:
         # An adapter's weights are few, and PEFT reads no index: node 0 writes them.
         is_whole = foundation is None
         valued = self._parameters.values() if is_whole else self._parameters.adapters()
-        self._values = Shards(WEIGHTS if is_whole else ADAPTER, valued, ("weights",), {}, nodes.count if is_whole else 1)
+        file, writers = (WEIGHTS, nodes.count) if is_whole else (ADAPTER, 1)
+        self._values = Shards(file, valued, ("weights",), self.homes, writers)
         self._moments = Shards(OPTIMIZER, self._parameters.trained(), MOMENTS, self.homes, nodes.count)
 
     @property
@@ -64,12 +66,14 @@ class Content:
 
     def tiles(self) -> Iterator[Tile]:
         """Yield the tiles of all tensors."""
-        yield from (tile for tile, _ in self._values.tiles())
-        yield from self.writers()
+        yield from chain.from_iterable(self.readers().values())
 
-    def writers(self) -> Mapping[Tile, int]:
-        """Return the node that writes each moment, in the order in which that node does."""
-        return dict(self._moments.tiles())
+    def readers(self) -> dict[int, list[Tile]]:
+        """Return the tiles that each node writes, in its order."""
+        found: dict[int, list[Tile]] = defaultdict(list)
+        for tile, node in chain(self._values.tiles(), self._moments.tiles()):
+            found[node].append(tile)
+        return found
 
     async def write(self, final: Path, tiles: Counted, files: Files) -> None:
         """Write the checkpoint as the only node."""
@@ -180,22 +184,15 @@ class _Together:
         tiles.end()
 
     async def _write_own(self, folder: Path, progress: Progress | None) -> tuple[Counted, list[Path]]:
-        """Write the files of this node, once all nodes see the folder, and send the others the moments that they write.
+        """Write the files of this node, once all nodes see the folder, and send the others the tiles that they write.
 
         Return the tiles, for further progress, and the files.
         """
         await self._tell("sight")
         content, nodes = self._content, self._nodes
-        read, sends = nodes.gather(content.homes, content.writers(), content.model.runtime.read)
-        tiles = content.counted(nodes.node, read, progress)
-        sending = [asyncio.ensure_future(send) for send in sends]
-        try:
+        async with nodes.gather(content.homes, content.readers(), content.model.runtime.read) as read:
+            tiles = content.counted(nodes.node, read, progress)
             written = await content.write_part(folder, nodes.node, tiles, self._files)
-            await asyncio.gather(*sending)
-        finally:
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
         return tiles, written
 
     async def _tell(self, what: str, body: bytes = b"") -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ from asynctile.layers.architectures import architecture_of
 from asynctile.layers.batch import check_positions, check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import Config, check_count, check_seed
-from asynctile.layers.exchange import Pretrained, check_place, replaced
+from asynctile.layers.exchange import CONFIG, Pretrained, check_place, replaced
 from asynctile.layers.generation import written
 from asynctile.layers.guesses import Continuation, answering
 from asynctile.layers.lora import LoRA
@@ -38,6 +38,7 @@ from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.versions import Versions
 from asynctile.layers.weight_dtype import DTYPES, FLOAT32, STORED, check_dtype, check_kept
 from asynctile.layers.weight_files import SHARD_NBYTES, write_checksums, write_model
+from asynctile.loop.files import Files
 from asynctile.share import Share, runtime_of
 from asynctile.storage.input import shown
 
@@ -161,13 +162,10 @@ class Model:
                 if state.parameters.lora is None:
                     raise ValueError("the model has no adapter to save; give Trainer one with adapters=LoRA(...), or call "
                                      "save_pretrained")
-                files = runtime.files(f"the save of {final}")
-                await files.run(check_place, final, ADAPTER_CONFIG)
-                nbytes = sum(tile.nbytes for item in state.parameters.adapters() for tile in item.weights.values())
-                with told_save(runtime, self.name, final, self.step_count, behind=False):
-                    async with replaced(final, nbytes, files, partial(state.saved_to, final)) as folder:
-                        await write_adapter(folder, state.parameters, state.base, self.companions, runtime.read, files)
-                        await write_checksums(folder, files)
+                adapters = list(state.parameters.adapters())
+                nbytes = sum(tile.nbytes for item in adapters for tile in item.weights.values())
+                async with state.reading(adapters) as read, self._saved(final, ADAPTER_CONFIG, nbytes) as (folder, files):
+                    await write_adapter(folder, state.parameters, state.base, self.companions, read or runtime.read, files)
 
         await runtime.call(job())
 
@@ -192,16 +190,26 @@ class Model:
                 if state.parameters.lora is not None:
                     raise ValueError("the model has an adapter, which is saved alone; call save_adapter, and add it to the "
                                      "weights of its base with `asynctile merge`")
-                files = runtime.files(f"the save of {final}")
-                await files.run(check_place, final)
                 nbytes = DTYPES[name].itemsize * self.config.parameter_count
-                with told_save(runtime, self.name, final, self.step_count, behind=False):
-                    async with replaced(final, nbytes, files, partial(state.saved_to, final)) as folder:
-                        await write_model(folder, state.parameters, self.companions, runtime.read, files, dtype=name,
-                                          shard_nbytes=SHARD_NBYTES)  # fmt: skip
-                        await write_checksums(folder, files)
+                whole = state.reading(state.parameters.values())
+                async with whole as read, self._saved(final, CONFIG, nbytes) as (folder, files):
+                    await write_model(folder, state.parameters, self.companions, read or runtime.read, files, dtype=name,
+                                      shard_nbytes=SHARD_NBYTES)  # fmt: skip
 
         await runtime.call(job())
+
+    @asynccontextmanager
+    async def _saved(self, final: Path, mark: str, nbytes: int) -> AsyncGenerator[tuple[Path, Files]]:
+        """Yield the folder that takes the place of `final`, with the files of the save; then add the checksums.
+
+        mark: as for check_place. nbytes: of the tensors.
+        """
+        state, files = self._state, self._state.runtime.files(f"the save of {final}")
+        await files.run(check_place, final, mark)
+        with told_save(state.runtime, self.name, final, self.step_count, behind=False):
+            async with replaced(final, nbytes, files, partial(state.saved_to, final)) as folder:
+                yield folder, files
+                await write_checksums(folder, files)
 
     @property
     def name(self) -> str:
@@ -259,7 +267,8 @@ class Model:
         async def job() -> dict[str, NDArray[np.float32]]:
             async with state.changing.held():
                 await state.tuned()
-                return {name: await state.gather(item, item.weights) for name, item in state.parameters.items()}
+                async with state.reading(state.parameters.values()) as read:
+                    return {name: await state.gather(item, item.weights, read) for name, item in state.parameters.items()}
 
         return await state.runtime.call(job())
 

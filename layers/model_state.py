@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -35,6 +36,7 @@ from asynctile.layers.step import record
 from asynctile.layers.telling import tell_failed, tell_torn
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tuning import WHOLE, Tuning
+from asynctile.layers.weight_files import ReadTile
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -102,8 +104,8 @@ class ModelState:
         return self.step_count + self._adapted
 
     def weights(self) -> Iterator[Tile]:
-        """Yield every weight tile, and their copies in another precision."""
-        return self.parameters.weights()
+        """Yield every weight tile of this node, and their copies in another precision."""
+        return Nodes(self.runtime).own(self.parameters, self.parameters.weights())
 
     def standing(self) -> Iterator[Tile]:
         """Yield every tile that stays between runs: weights, and moments once the model is in training."""
@@ -111,8 +113,7 @@ class ModelState:
 
     def _states(self) -> Iterator[Tile]:
         """Yield every persistent tile of this node."""
-        elsewhere = Nodes(self.runtime).elsewhere(self.parameters)
-        return (tile for tile in self.parameters.states() if tile not in elsewhere)
+        return Nodes(self.runtime).own(self.parameters, self.parameters.states())
 
     def train(self, lora: LoRA | None = None, freeze: Collection[str] = ()) -> None:
         """Count the moments among the standing tiles from now on.
@@ -160,7 +161,7 @@ class ModelState:
         new = [parameter for parameter in parameters.values() if parameter.name not in self.parameters]
         if new:
             try:
-                await self._store(new, value, files, demand_of([], parameters.weights()))
+                await self._store(parameters, new, value, files)
             except BaseException:
                 await under_shield(self.runtime.release(chain.from_iterable(_weights_of(parameter) for parameter in new)))
                 raise
@@ -203,24 +204,26 @@ class ModelState:
         """
         self.check_floor()
         try:
-            await self._store(self.parameters.values(), value, files, demand_of([], self.weights()))
+            await self._store(self.parameters, self.parameters.values(), value, files)
         except BaseException:
             await under_shield(self.release())
             raise
 
-    async def _store(self, parameters: Iterable[Parameter], value: Any, files: Files | None, demand: Demand) -> None:
-        """Give the tiles of these tensors' weights their values, after the arena is cut for `demand`."""
+    async def _store(self, parameters: Parameters, chosen: Iterable[Parameter], value: Any, files: Files | None) -> None:
+        """Give the tiles of the weights of `chosen` their values, after the arena is cut for the weights of `parameters`."""
         made = self.runtime.compute if files is None else files.run
+        own = set(Nodes(self.runtime).own(parameters, parameters.weights()))
 
         async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
-            for parameter in parameters:
+            for parameter in chosen:
                 for key, tile in parameter.weights.items():
                     piece = parameter.padded(await made(value, parameter, key), *key)
-                    yield tile, piece
+                    if tile in own:
+                        yield tile, piece
                     if key in parameter.copies:
                         yield parameter.copies[key], to_bf16(piece)
 
-        await self.runtime.store(tiles(), demand)
+        await self.runtime.store(tiles(), demand_of([], own))
 
     async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
         """Create the moments of trained tensors on the device's loop, unless they have values.
@@ -248,10 +251,47 @@ class ModelState:
         await self.runtime.store(tiles(), demand_of([], own))
         self.has_moments = True
 
-    async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Tile]) -> NDArray[np.float32]:
-        """Return one tensor, whole, from its tiles."""
+    @asynccontextmanager
+    async def reading(self, parameters: Iterable[Parameter], *, wants: bool = True) -> AsyncGenerator[ReadTile | None]:
+        """Yield a function that reads the weights of these tensors, tile by tile in their order; inside `changing`.
+
+        None: all stand on this node. Otherwise all nodes enter this together, and it ends when each has read what it wants.
+        wants: whether this node reads. An error on one node then ends the training on all.
+        """
+        nodes = Nodes(self.runtime)
+        tiles, homes = [tile for item in parameters for tile in item.weights.values()], nodes.homes(self.parameters)
+        if not any(tile in homes for tile in tiles):
+            yield None
+            return
+        try:
+            said = await nodes.tell(f"{len(tiles)} master weights of step {self.step_count}", b"reads" if wants else b"")
+            readers = {node: tiles for node, one in enumerate(said) if one}
+            async with nodes.gather(homes, readers, self.runtime.read) as anywhere:
+                yield anywhere
+        except BaseException as error:
+            nodes.give_up(error)
+            raise
+
+    async def lend(self) -> None:
+        """Send other nodes what they lack of the weights that they save now: all, or those of the adapters. From any loop."""
+
+        async def job() -> None:
+            async with self.changing.held():
+                await self.tuned()
+                parameters = self.parameters
+                chosen = parameters.values() if parameters.lora is None else parameters.adapters()
+                async with self.reading(chosen, wants=False):
+                    pass
+
+        await self.runtime.call(job())
+
+    async def gather(
+        self, parameter: Parameter, tiles: dict[tuple[int, int], Tile], read: ReadTile | None = None
+    ) -> NDArray[np.float32]:
+        """Return one tensor, whole, from its tiles. read: reads them one by one; None: all stand on this node."""
         whole = np.empty(parameter.shape, np.float32)
-        for (i, j), piece in zip(tiles, await self.runtime.read_all(tiles.values()), strict=True):
+        pieces = await self.runtime.read_all(tiles.values()) if read is None else [await read(one) for one in tiles.values()]
+        for (i, j), piece in zip(tiles, pieces, strict=True):
             part = parameter.cut(piece, i, j)
             whole[parameter.index(i, j)] = from_bf16(part) if part.dtype == BF16 else part
         return whole

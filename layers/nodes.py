@@ -1,4 +1,4 @@
-"""The nodes of a training, as one of them sees them: its part of each program, its moments, and agreements with the others.
+"""The nodes of a training, as one of them sees them: its part of each program, its tiles, and agreements with the others.
 
 Every node records the whole program and carries out its part of it (asynctile/program/parts.py). All agree before a step
 begins, where its loss is known, and at its end. So no node updates a weight unless all do, and a step counts on all or on none.
@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError, NodeError
 from asynctile.layers.arrangement import Arrangement
-from asynctile.layers.carriers import moments_elsewhere
-from asynctile.layers.parameters import MOMENTS, Parameters
+from asynctile.layers.carriers import homes_of
+from asynctile.layers.parameters import Parameters
 from asynctile.layers.weight_files import ReadTile
 from asynctile.nodes.boxes import Told
 from asynctile.program.parts import part_of, reporters
@@ -66,9 +66,14 @@ class Nodes:
             self._reporters[part] = np.array(reporters(whole, self._runtime.devices), np.int64)
         return self._parts[whole]
 
-    def elsewhere(self, parameters: Parameters) -> dict[Tile, int]:
-        """Return the moments that stand on other nodes, each with its node."""
-        return moments_elsewhere(parameters, self.node, self.count, self._runtime.devices)
+    def homes(self, parameters: Parameters) -> dict[Tile, int]:
+        """Return the node of each tile that stands on one node alone: of moments, and of master weights that have copies."""
+        return homes_of(parameters, self.count, self._runtime.devices)
+
+    def own(self, parameters: Parameters, tiles: Iterable[Tile]) -> Iterator[Tile]:
+        """Yield those of the tiles that stand on this node."""
+        homes = self.homes(parameters)
+        return (tile for tile in tiles if homes.get(tile, self.node) == self.node)
 
     async def begin(self, step: int, inputs: Mapping[str, Any], terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
         """Agree that a step begins. AsynctileError if another node has another batch or learning rate.
@@ -110,22 +115,18 @@ class Nodes:
         found[: len(chosen)] = every[chosen, np.arange(len(chosen))]
         return found
 
-    def homes(self, parameters: Parameters) -> dict[Tile, int]:
-        """Return the node of each moment."""
-        elsewhere = self.elsewhere(parameters)
-        moments = (tile for item in parameters.trained() for family in MOMENTS for tile in getattr(item, family).values())
-        return {tile: elsewhere.get(tile, self.node) for tile in moments}
+    @asynccontextmanager
+    async def gather(
+        self, homes: Mapping[Tile, int], readers: Mapping[int, Iterable[Tile]], own: ReadTile
+    ) -> AsyncGenerator[ReadTile]:
+        """Yield a function that reads a tile wherever it stands, while other nodes are sent the tiles that they read.
 
-    def gather(
-        self, homes: Mapping[Tile, int], writers: Mapping[Tile, int], own: ReadTile
-    ) -> tuple[ReadTile, list[Coroutine[Any, Any, None]]]:
-        """Return a function that reads a tile wherever it stands, and coroutines that send other nodes the tiles they read.
-
-        homes: as `homes` returns them. writers: the node that reads each tile, in the order in which it does. own: reads a
-        tile that this node has. All nodes call this with the same tiles, and read while the coroutines send.
+        homes: as `homes` returns them. readers: the tiles that each node reads, in its order. own: reads a tile that this node
+        has. All nodes enter this with the same tiles. It ends when each node that reads has them.
         """
         exchange, node = self._exchange, self.node
-        moves = [(tile, homes[tile], writer) for tile, writer in writers.items() if homes.get(tile, writer) != writer]
+        moves = [(tile, homes[tile], reader)
+                 for reader, tiles in readers.items() for tile in tiles if homes.get(tile, reader) != reader]
         if exchange is not None:
             exchange.begin(Counter(to for _, at, to in moves if at == node), Counter(at for _, at, to in moves if to == node))
         received = Counter[int]()
@@ -139,12 +140,19 @@ class Nodes:
             await _moved(exchange.receive, home, received[home] - 1, found)
             return found
 
-        async def send_to(writer: int) -> None:
-            for index, tile in enumerate(tile for tile, home, to in moves if home == node and to == writer):
+        async def send_to(reader: int) -> None:
+            for index, tile in enumerate(tile for tile, home, to in moves if home == node and to == reader):
                 assert exchange is not None, "a node alone has all tiles"
-                await _moved(exchange.send, writer, index, await own(tile))
+                await _moved(exchange.send, reader, index, await own(tile))
 
-        return read, [send_to(writer) for writer in range(self.count) if writer != node]
+        sending = [asyncio.ensure_future(send_to(reader)) for reader in range(self.count) if reader != node]
+        try:
+            yield read
+            await asyncio.gather(*sending)
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
 
     async def tell(self, topic: str, body: bytes) -> list[bytes]:
         """Tell all nodes `body` about `topic`; return what each said, by node, once all have."""

@@ -125,6 +125,12 @@ class Parameter:
         where = f"[{i}]" if self.columns is None else f"[{i},{j}]"
         return self.title + where
 
+    def owned(self, key: Key) -> Iterator[Tile]:
+        """Yield the tiles of a key that only its update uses: moments, and the weight if operations read a copy of it."""
+        for tiles in (self.weights if self.copies else {}, self.exp_avg, self.exp_avg_sq):
+            if key in tiles:
+                yield tiles[key]
+
     def _shape(self, i: int, j: int) -> tuple[int, ...]:
         return (self.rows.size(i),) if self.columns is None else (self.rows.size(i), self.columns.size(j))
 
@@ -237,6 +243,11 @@ class Parameters(Mapping[str, Parameter]):
         for parameter in self._by_name.values():
             yield from parameter.weights.values()
             yield from parameter.copies.values()
+
+    def computed(self) -> Iterator[Tile]:
+        """Yield every tile that operations read to compute: the weights, or the copies of those that have some."""
+        for parameter in self._by_name.values():
+            yield from parameter.compute.values()
 
     def states(self) -> Iterator[Tile]:
         """Yield every persistent tile: weights, their bf16 copies if there are any, and both moments of trained tensors."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
 from asynctile.layers.arrangement import Recorded, Surroundings, arrange
-from asynctile.layers.carriers import moments_elsewhere, table
+from asynctile.layers.carriers import homes_of, table
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.layout import shapes
@@ -68,8 +68,8 @@ def planned_step(
     floor = _floor(config, tiling, machine, work.tuning, stored)
     stage("choosing how many passes rows take and which activations are kept")
     parameters = Parameters(config, tiling, machine.precision, work.tuning, stored)
-    elsewhere = moments_elsewhere(parameters, 0, machine.nodes, machine.devices)
-    standing = [tile for tile in parameters.states() if tile not in elsewhere]
+    homes = homes_of(parameters, machine.nodes, machine.devices)
+    standing = [tile for tile in parameters.states() if not homes.get(tile, 0)]
     floor_bytes, floor_operation = floor.floor_nbytes, floor.what
     share = rows.on_one(devices, tiling.row_tokens)
     if not (machine.has_link or machine.spill):

@@ -34,6 +34,6 @@ async def _digest(model: ModelState) -> str:
     """Return a digest of one tile of each tensor: another seed, file or step changes all of them."""
     digest = hashlib.blake2b(digest_size=8)
     for parameter in model.parameters.values():
-        tile = await model.runtime.read(next(iter(parameter.weights.values())))
+        tile = await model.runtime.read(next(iter(parameter.compute.values())))
         digest.update(np.ascontiguousarray(tile).tobytes())
     return digest.hexdigest()

@@ -58,8 +58,8 @@ class Version:
         return -1 if self.number is None else self.number
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield the version's weights and their copies in another precision, in the order of `ModelState.weights`."""
-        return self.parameters.weights()
+        """Yield the version's tiles: those of the weights that operations read, in the order of `Parameters.computed`."""
+        return self.parameters.computed()
 
     def tune(self, tuning: Tuning) -> bool:
         """Make room for the model's adapters while no text reads the version; return whether its tiles are others now."""
@@ -178,7 +178,7 @@ class Versions:
         began = perf_counter()
         version.number = None
         try:
-            for sources, targets in _pieces(self.model.weights(), version.tiles()):
+            for sources, targets in _pieces(self.model.parameters.computed(), version.tiles()):
                 values = await self.model.runtime.read_all(sources)
                 if self._is_over:  # closed meanwhile: tiles stored now would never be freed
                     return

@@ -26,6 +26,7 @@ from asynctile.cli.team import Team, team_of
 from asynctile.cli.terminal import open_console, say
 from asynctile.layers import Trainer
 from asynctile.layers.data_source import TrainingBatches, training_batches
+from asynctile.layers.model import model_state_of
 from asynctile.layers.special_tokens import token_ids
 from asynctile.storage.input import read_file
 
@@ -103,12 +104,14 @@ async def _take_part(
     team: Team, trainer: Trainer, batches: TrainingBatches, folder: RunFolder, interrupt: Interrupt,
     saved: Callable[[], object],
 ) -> bool:  # fmt: skip
-    """Step, measure and save whenever node 0 does, until it ends the run; return whether it was asked to stop."""
+    """Step, measure, lend weights and save whenever node 0 does, until it ends the run; return whether it was asked to stop."""
     while (word := await team.hear(stops=interrupt.requested))["do"] != "end":
         if word["do"] == "step":
             await trainer.step(*next(batches))
         elif word["do"] == "measure":
             await trainer.gemm_rate(batches.batch_size, batches.seq_len)
+        elif word["do"] == "lend":
+            await model_state_of(trainer.model).lend()
         else:
             await trainer.save(folder.path / "checkpoints" / word["checkpoint"])
             saved()

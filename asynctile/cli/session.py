@@ -260,6 +260,7 @@ class Session:
         self.display.stage(f"saving step {step}, the best so far")
         model, path = self.trainer.model, self.folder.new_best()
         await self._describe()
+        await self._tell("lend")
         # A torn model names the last checkpoint, from which training can continue.
         checkpoint = model.last_checkpoint
         await (model.save_pretrained(path) if model.adapter is None else model.save_adapter(path))

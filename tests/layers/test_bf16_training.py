@@ -46,9 +46,9 @@ STATES = NARROW.config.states_nbytes
 FLOOR = floor_demand(SHAPE.config, SHAPE.tile, GRAIN, "bf16").floor_nbytes
 
 
-def bf16_engine(**options: Any) -> Engine:
+def bf16_engine(device: str = "emulated", **options: Any) -> Engine:
     """Return an emulated engine that is what it would be on a GPU: its precision, its grain, and kernels for bf16."""
-    engine = Engine("emulated", **options)
+    engine = Engine(device, **options)
     life_of(engine).precision = "bf16"
     device_of(engine).kernels.update(VERBS)
     device_of(engine).grain = GRAIN

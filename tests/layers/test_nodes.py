@@ -63,13 +63,16 @@ async def held_moments(trainer: Trainer) -> list[tuple[str, Any, NDArray[Any]]]:
 
 async def on_nodes(
     count: int, work: Callable[[Engine, Trainer], Any], device: str = "cpu", caps: dict[str, Any] | None = None,
-    spill: Path | None = None, **options: Any,
+    spill: Path | None = None, make: Callable[..., Engine] = Engine, **options: Any,
 ) -> list[Any]:  # fmt: skip
-    """Return the result of `work` on each node; an error counts as a result. spill: with a folder for each node."""
+    """Return the result of `work` on each node; an error counts as a result.
+
+    spill: with a folder for each node. make: makes the engine of a node.
+    """
 
     async def one(exchange: TcpExchange) -> Any:
         below = {} if spill is None else {"spill": spill / str(exchange.node)}
-        async with Engine(device, exchange=exchange, **{"host_memory": "64MiB", **(caps or {}), **below}) as engine:
+        async with make(device, exchange=exchange, **{"host_memory": "64MiB", **(caps or {}), **below}) as engine:
             trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, **{"replicas": REPLICAS, **options})
             return await work(engine, trainer)
 
