@@ -253,7 +253,7 @@ class ModelState:
 
     @asynccontextmanager
     async def reading(self, parameters: Iterable[Parameter], *, wants: bool = True) -> AsyncGenerator[ReadTile | None]:
-        """Yield a function that reads the weights of these tensors, tile by tile in their order; inside `changing`.
+        """Yield a function that reads the weights of these tensors in their order; inside `changing`, on the device's loop.
 
         None: all stand on this node. Otherwise all nodes enter this together, and it ends when each has read what it wants.
         wants: whether this node reads. An error on one node then ends the training on all.
@@ -268,22 +268,22 @@ class ModelState:
             readers = {node: tiles for node, one in enumerate(said) if one}
             async with nodes.gather(homes, readers, self.runtime.read) as anywhere:
                 yield anywhere
+            await nodes.tell(f"end of the read of step {self.step_count}", b"")  # tiles that were sent may not have been read
         except BaseException as error:
             nodes.give_up(error)
             raise
 
     async def lend(self) -> None:
-        """Send other nodes what they lack of the weights that they save now: all, or those of the adapters. From any loop."""
+        """Send other nodes what they lack of the weights that they save now, on the device's loop.
 
-        async def job() -> None:
-            async with self.changing.held():
-                await self.tuned()
-                parameters = self.parameters
-                chosen = parameters.values() if parameters.lora is None else parameters.adapters()
-                async with self.reading(chosen, wants=False):
-                    pass
-
-        await self.runtime.call(job())
+        These are the weights of the adapters if there are any, otherwise all.
+        """
+        async with self.changing.held():
+            await self.tuned()
+            parameters = self.parameters
+            chosen = parameters.values() if parameters.lora is None else parameters.adapters()
+            async with self.reading(chosen, wants=False):
+                pass
 
     async def gather(
         self, parameter: Parameter, tiles: dict[tuple[int, int], Tile], read: ReadTile | None = None

@@ -111,7 +111,8 @@ async def _take_part(
         elif word["do"] == "measure":
             await trainer.gemm_rate(batches.batch_size, batches.seq_len)
         elif word["do"] == "lend":
-            await model_state_of(trainer.model).lend()
+            state = model_state_of(trainer.model)
+            await state.runtime.call(state.lend())
         else:
             await trainer.save(folder.path / "checkpoints" / word["checkpoint"])
             saved()

@@ -45,6 +45,11 @@ async def one_alone(clip_norm: float | None) -> Found:
     return _alone[clip_norm]
 
 
+async def lend(trainer: Trainer) -> None:
+    state = model_state_of(trainer.model)
+    await state.runtime.call(state.lend())
+
+
 def assert_alike(found: Found, alone: Found) -> None:
     assert (found.losses, found.norms) == (alone.losses, alone.norms)
     assert_same_tensors(found.weights, alone.weights)
@@ -108,7 +113,7 @@ async def test_a_node_saves_masters_that_others_lend(tmp_path: Path) -> None:
     async def work(engine: Engine, trainer: Trainer) -> str | None:
         await trainer.step(*BATCHES[0])
         if exchange_of(engine).node == 1:
-            await model_state_of(trainer.model).lend()
+            await lend(trainer)
         else:
             await trainer.model.save_pretrained(tmp_path / "m")
         weights = await trainer.model.state_dict()
@@ -125,7 +130,7 @@ async def test_a_save_of_masters_that_is_refused_on_one_node_ends_the_training_o
     async def work(engine: Engine, trainer: Trainer) -> str:
         zero = exchange_of(engine).node == 0
         with pytest.raises(ValueError if zero else AsynctileError, match="m is a file; expected a folder"):
-            await (trainer.model.save_pretrained(tmp_path / "m") if zero else model_state_of(trainer.model).lend())
+            await (trainer.model.save_pretrained(tmp_path / "m") if zero else lend(trainer))
         return "refused"
 
     assert await in_bf16(2, work) == ["refused"] * 2
