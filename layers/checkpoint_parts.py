@@ -2,7 +2,7 @@
 
 Node 0 makes the folder beside the final place and tells its name. A node that does not see it is found before anything is
 written. Each node writes and syncs one file of weights and one of moments (shards.py), and says their checksums. After an error
-on any node the folder is removed, and the older checkpoint stays.
+on any node before the rename, the folder is removed and the older checkpoint stays.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from asynctile.layers.saving import Counted, Progress
 from asynctile.layers.settings import Training
 from asynctile.layers.shards import Shards
 from asynctile.layers.telling import told_save
+from asynctile.layers.terms import terms_of
 from asynctile.layers.training_state import TRAINER, Foundation, encoded, state_of
 from asynctile.layers.weight_files import ReadTile, checksums_of, write_checksums, write_config, write_tensors
 from asynctile.loop.files import Files
@@ -124,6 +125,7 @@ def foundation_of(model: ModelState) -> Foundation | None:
 async def save_together(model: ModelState, training: Training, final: Path, nodes: Nodes, progress: Progress | None) -> None:
     """Write the checkpoint as one of several nodes. An error on one ends the training on all, which name that error."""
     try:
+        await nodes.compare(partial(terms_of, model, training.settings))  # there may have been no step yet
         foundation = foundation_of(model)
         state = encoded(await model.runtime.compute(state_of, model, training, foundation), final)
         writing = _Together(Content(model, state, foundation, nodes), final, nodes, f"save of step {training.step_count}")
@@ -131,7 +133,7 @@ async def save_together(model: ModelState, training: Training, final: Path, node
             await (writing.lead if nodes.node == 0 else writing.follow)(progress)
     except BaseException as error:
         earlier = nodes.give_up(error)
-        if earlier is not None and isinstance(error, Exception):
+        if earlier is not None and earlier is not error and isinstance(error, Exception):
             raise earlier from error  # what failed here followed from it
         raise
 
@@ -175,8 +177,8 @@ class _Together:
                 tiles, written = await self._write_own(folder, progress)
                 sums = await checksums_of(written, files, tiles.add)
         except CheckpointError:
-            if not await files.run(folder.is_dir):  # node 0 has failed and removed it; its words are on their way
-                await self._tell("loss of the folder")
+            if not await files.run(folder.is_dir):  # node 0 removes it when it has failed; then its words are on their way
+                await self._tell(f"removed folder {folder.name[:60]}")
             raise
         await self._tell("files", json.dumps(sums).encode())
         await self._tell("end")

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.errors import StalledError, TornModelError
+from asynctile.errors import AsynctileError, StalledError, TornModelError
 from asynctile.execute.job import Job
 from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.layers.carriers import forward_table
@@ -264,8 +264,11 @@ class ModelState:
             yield None
             return
         try:
-            said = await nodes.tell(f"{len(tiles)} master weights of step {self.step_count}", b"reads" if wants else b"")
-            readers = {node: tiles for node, one in enumerate(said) if one}
+            digest = (await nodes.digest(self.parameters)).encode()
+            said = await nodes.tell(f"{len(tiles)} master weights of step {self.step_count}", digest + b"reads" * wants)
+            if (other := next((node for node, one in enumerate(said) if not one.startswith(said[0][: len(digest)])), None)):
+                raise AsynctileError(f"nodes 0 and {other} have other weights; give all nodes the same model")
+            readers = {node: tiles for node, one in enumerate(said) if one.endswith(b"reads")}
             async with nodes.gather(homes, readers, self.runtime.read) as anywhere:
                 yield anywhere
             await nodes.tell(f"end of the read of step {self.step_count}", b"")  # tiles that were sent may not have been read

@@ -84,7 +84,7 @@ class Nodes:
         if self._exchange is None:
             return
         if not self._are_alike:
-            _compare(await self._share("terms of the training", json.dumps(await terms()).encode()))
+            await self.compare(terms)
             self._are_alike = True
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(inputs):
@@ -95,6 +95,19 @@ class Nodes:
         if (other := next((node for node, one in enumerate(said) if one != said[0]), None)) is not None:
             raise AsynctileError(f"nodes 0 and {other} have other batches or learning rates for step {step}; give all nodes "
                                  "the same data and options")
+
+    async def compare(self, terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """Raise AsynctileError, which names the first term in which two nodes differ. terms: as for `begin`."""
+        if self._exchange is not None:
+            _compare(await self._share("terms of the training", json.dumps(await terms()).encode()))
+
+    async def digest(self, parameters: Parameters) -> str:
+        """Return a digest of one tile of each tensor: another seed, file or step changes all of them."""
+        found = hashlib.blake2b(digest_size=8)
+        for parameter in parameters.values():
+            tile = await self._runtime.read(next(iter(parameter.compute.values())))
+            found.update(np.ascontiguousarray(tile).tobytes())
+        return found.hexdigest()
 
     async def arrangement(self, own: Arrangement) -> Arrangement:
         """Return the arrangement that fits all nodes, each of which found its own."""
@@ -122,7 +135,7 @@ class Nodes:
         """Yield a function that reads a tile wherever it stands, while other nodes are sent the tiles that they read.
 
         homes: as `homes` returns them. readers: the tiles that each node reads, in its order. own: reads a tile that this node
-        has. All nodes enter this with the same tiles. It ends when each node that reads has them.
+        has. All nodes enter this with the same tiles. It ends when this node has read its own and sent all that others read.
         """
         exchange, node = self._exchange, self.node
         moves = [(tile, homes[tile], reader)
@@ -133,6 +146,8 @@ class Nodes:
 
         async def read(tile: Tile) -> NDArray[Any]:
             home = homes.get(tile, node)
+            if exchange is not None and exchange.failure is not None:
+                raise exchange.failure  # nobody needs what would be written
             if exchange is None or home == node:
                 return await own(tile)
             found = np.empty(tile.shape, tile.dtype)
@@ -141,9 +156,13 @@ class Nodes:
             return found
 
         async def send_to(reader: int) -> None:
-            for index, tile in enumerate(tile for tile, home, to in moves if home == node and to == reader):
-                assert exchange is not None, "a node alone has all tiles"
-                await _moved(exchange.send, reader, index, await own(tile))
+            try:
+                for index, tile in enumerate(tile for tile, home, to in moves if home == node and to == reader):
+                    assert exchange is not None, "a node alone has all tiles"
+                    await _moved(exchange.send, reader, index, await own(tile))
+            except Exception as error:
+                self.give_up(error)  # at once: the reader waits for the tile, and this node perhaps for the reader
+                raise
 
         sending = [asyncio.ensure_future(send_to(reader)) for reader in range(self.count) if reader != node]
         try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
-
-import numpy as np
 
 from asynctile.layers.config import TOKENS
 from asynctile.layers.model_state import ModelState
+from asynctile.layers.nodes import Nodes
 from asynctile.layers.settings import Settings
 
 
@@ -25,15 +23,6 @@ async def terms_of(model: ModelState, settings: Settings) -> dict[str, str]:
         "trained part": model.tuning,
         **asdict(settings),
         "step": model.step_count,
-        "weights": await _digest(model),
+        "weights": await Nodes(runtime).digest(model.parameters),
     }
     return {name: str(value) for name, value in found.items()}
-
-
-async def _digest(model: ModelState) -> str:
-    """Return a digest of one tile of each tensor: another seed, file or step changes all of them."""
-    digest = hashlib.blake2b(digest_size=8)
-    for parameter in model.parameters.values():
-        tile = await model.runtime.read(next(iter(parameter.compute.values())))
-        digest.update(np.ascontiguousarray(tile).tobytes())
-    return digest.hexdigest()

@@ -1,13 +1,15 @@
 """`asynctile train --node N` for all nodes but node 0: a session that does its part of what node 0 tells.
 
 It takes the options of the run from node 0, and those of device and memory unless they are typed here. A folder to spill to
-must be typed. It reads tokens and checkpoints in the run's folder, which it must see as node 0 does, and writes nothing there.
+must be typed. It reads tokens and checkpoints in the run's folder, which it must see as node 0 does, and writes its part of
+each checkpoint there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,8 +130,13 @@ def _folder(word: Mapping[str, Any], typed: str | None, node: int) -> RunFolder:
     except (OSError, ValueError):
         is_same = False
     if not is_same:
-        raise ValueError(f"node {node} does not see the run's folder in {path}, where it must read tokens and checkpoints; "
+        raise ValueError(f"node {node} does not see the run's folder in {path}, where it reads tokens and checkpoints; "
                          "share the folder between the machines, and name it here with --out if it has another path")
+    try:
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ValueError(f"node {node} cannot write to the run's folder {path}, where it writes its part of each checkpoint: "
+                         f"{error.strerror}; run all nodes as users who may write there") from error
     return folder
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.errors import AsynctileError, CheckpointError
-from asynctile.layers import LoRA, Model, Trainer
+from asynctile.layers import LoRA, Model, Trainer, nodes
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.storage.tensors import TensorReader, TensorWriter
 from tests.laws import law
@@ -94,6 +94,37 @@ async def test_a_node_that_does_not_see_the_folder_ends_the_save_before_a_byte_i
     assert list(tmp_path.rglob("*")) == [tmp_path / "disk0"] and not written
 
 
+async def test_nodes_with_other_models_save_nothing_before_their_first_step(tmp_path: Path) -> None:
+    async def work(engine: Engine, _: Trainer) -> str:
+        model = await Model.create(engine, SHAPE.config, seed=1 + exchange_of(engine).node, tile=SHAPE.tile)
+        with pytest.raises(AsynctileError) as caught:
+            await Trainer(model, OPTIMIZER, replicas=REPLICAS).save(tmp_path / "c")
+        return str(caught.value)
+
+    assert all("node 1 has weights" in words for words in await on_nodes(2, work))
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_tile_that_cannot_be_sent_ends_the_save_at_once_on_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        await trainer.step(*BATCHES[0])
+        monkeypatch.setattr("asynctile.layers.nodes._moved", unsent)
+        with pytest.raises((AsynctileError, OSError)) as caught:
+            await trainer.save(tmp_path / "c")
+        return str(caught.value)
+
+    async def unsent(move: Any, node: int, index: int, array: Any) -> None:
+        if move.__name__ == "send":
+            raise OSError(errno.EIO, "Input/output error")
+        await moved(move, node, index, array)
+
+    moved = nodes._moved
+    assert all("Input/output error" in words for words in await on_nodes(2, work))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("who", [0, law(1)])
 async def test_a_full_disk_on_one_node_is_named_by_all_and_leaves_the_older_checkpoint(
     who: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +151,7 @@ async def test_a_full_disk_on_one_node_is_named_by_all_and_leaves_the_older_chec
         monkeypatch.setattr(TcpExchange, "abort", noted)
         with pytest.raises(AsynctileError) as caught:
             await trainer.save(tmp_path / "c")
+        assert caught.value.__cause__ is not caught.value
         return str(caught.value)
 
     for node, words in enumerate(await on_nodes(3, work)):

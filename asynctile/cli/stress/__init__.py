@@ -10,7 +10,7 @@
     models.py     a very small GPT-2        killer.py     the process that kills trainings
     partner.py    a process beside stress   saver.py      the process that kills saves, call by call
     answers.py    what it answers           signaller.py  the process that sends signals
-                                            breaker.py    the process that disturbs nodes
+    relay.py      the line between nodes    breaker.py    the process that disturbs nodes
     inputs/       scenario inputs           command.py    the training that both disturb
     threads.py    scenario threads          refusals.py   threads that are refused
 

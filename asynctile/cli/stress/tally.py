@@ -79,7 +79,7 @@ class Tally:
     - cancellations: calls that a disturbance ended: cancelled, timed out or abandoned by their loop. disturbed: the same by
     public coroutine, including calls that had already ended.
     - kills_in_save: the part of `kills` that came during a save. pairs: of signals, by how the training ended.
-    - nodes: how often a node of two was killed, stopped or asked to end.
+    - nodes: how often a node of two was killed, stopped, asked to end or out of disk, and how often their line was cut.
     - steps, played: steps of trainings, and how many were played by a schedule; runs, played_runs: the same for programs.
     - engines: opened ones, by the name of their devices. moved: bytes over each link.
     - worst_loads: the most that `thrash` loaded, as a multiple of the fewest loads possible.
