@@ -24,6 +24,8 @@ __all__ = ["as_typed", "checked", "most_workers"]
 _TABLE = options_of(Options)
 #: Options that Ray replaces: it numbers the nodes, and the workers of each start meet by themselves.
 _OF_RAY = ("node", "join", "secret_file")
+#: Options of one start of a process, of which a run on Ray may have several.
+_OF_ONE_START = ("trace", "trace_steps")
 
 
 def as_typed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +41,8 @@ def as_typed(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _TABLE:
             raise ValueError(f"options set {name!r}, which is not an option of `asynctile train`{nearest(name, _TABLE)}")
         try:
+            if value is None and getattr(Options, name) is not None:
+                raise ValueError(f"options set {name}: None is no value for it; leave it out")
             found[name] = value if value is None else value_of(name, _plain(value))
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"options set {name}: {error}") from error
@@ -46,13 +50,16 @@ def as_typed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(given: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the options of a run on at most `most` workers, with the run's folder as an absolute path.
+    """Return the options of a run on at most `most` workers, with its device, and its folder as an absolute path.
 
     ValueError for options that no number of workers can have, and for a run's folder that `asynctile train` would refuse.
     """
     for name in _OF_RAY:
         if name in given:
             raise ValueError(f"{flag(name)} does not go with Ray, whose workers meet by themselves; leave it out")
+    for name in _OF_ONE_START:
+        if name in given:
+            raise ValueError(f"{flag(name)} does not go with Ray, which may start a run several times; trace a run without Ray")
     typed = {name: value for name, value in given.items() if name not in ("ray", "resume")} | {"nodes": most}
     if given.get("resume"):
         folder = existing_run(typed)
@@ -67,7 +74,7 @@ def checked(given: Mapping[str, Any], most: int) -> dict[str, Any]:
         raise ValueError(f"{most} nodes need as many replicas, but --replicas is {options.replicas}; choose --replicas of at "
                          f"least {most}, a power of two that divides --batch-size, or fewer nodes")
     kept = {name: value for name, value in given.items() if name not in ("ray", "resume", "nodes")}
-    return {**kept, "out": str(out.absolute())}
+    return {**kept, "device": options.device, "out": str(out.absolute())}
 
 
 def most_workers(num_workers: int | tuple[int, int] | None) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from asynctile.cli.options import Options
+from asynctile.cli.interrupt import EXIT_STATUS
+from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import say
 from asynctile.device.names import names_of
 from asynctile.errors import AsynctileError, NodeError
@@ -31,10 +33,11 @@ def run(given: Mapping[str, Any]) -> int:
     """Train on the workers of the cluster that --ray names; return the exit status."""
     nodes = given.get("nodes", 1)
     options = checked(given, nodes)  # before Ray, which takes seconds
+    resources = resources_of(options)
     ray, train = require("ray"), require("ray.train")
     _connect(ray, given["ray"], nodes)
     try:
-        scaling = train.ScalingConfig(num_workers=nodes, placement_strategy="SPREAD", **_resources(options))
+        scaling = train.ScalingConfig(num_workers=nodes, placement_strategy="SPREAD", **resources)
         out = options["out"]
         settings = train.RunConfig(
             name=os.path.basename(out), storage_path=out + _BESIDE, checkpoint_config=train.CheckpointConfig(num_to_keep=1),
@@ -42,8 +45,12 @@ def run(given: Mapping[str, Any]) -> int:
         try:
             new_trainer({**given, "out": out}, scaling, settings).fit()
         except train.TrainingFailedError as error:
-            raise AsynctileError(f"the run {out} ended after {_MAX_FAILURES} failures or more, the last one: {_cause(error)}; "
-                                 "--resume continues from its newest checkpoint") from error
+            way = "--resume continues from its newest checkpoint" if RunFolder.holds_run(Path(out)) else "it has not begun"
+            raise AsynctileError(f"the run {out} failed on Ray, which starts it {_MAX_FAILURES} times more: {_cause(error)}; "
+                                 f"{way}") from error
+        except (KeyboardInterrupt, SystemExit):  # Ray ends all workers and the process after Ctrl-C, with status 0
+            say(f"asynctile train: stopped; --resume --out {out} continues from the run's newest checkpoint, if it has one\n")
+            return EXIT_STATUS
     finally:
         ray.shutdown()
     say(f"asynctile train: the run in {out} is done; {out}{_BESIDE} holds Ray's state and may be deleted\n")
@@ -66,10 +73,16 @@ def _connect(ray: Any, address: str, nodes: int) -> None:
                         "--ray local needs none") from error
 
 
-def _resources(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Ray must give each worker: Ray hides all GPUs from a worker that asks for none."""
-    devices = names_of(options.get("device", Options.device))
+def resources_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Ray must give each worker: Ray hides all GPUs from a worker that asks for none.
+
+    ValueError for GPUs that are not numbered from 0, as Ray numbers those of each worker.
+    """
+    devices = names_of(options["device"])
     gpus = sum(name.startswith("cuda") for name in devices)
+    if gpus and devices != tuple(f"cuda:{number}" for number in range(gpus)):
+        raise ValueError(f"--device {options['device']} does not go with Ray, which numbers the GPUs of each worker from 0; "
+                         "use cuda:0, or cuda:0-3 for four")
     return {"use_gpu": True, "resources_per_worker": {"CPU": 1, "GPU": gpus}} if gpus else {}
 
 

@@ -13,6 +13,7 @@ from asynctile.cli import main
 from asynctile.cli.options import Options
 from asynctile.ray import RayTrainer
 from asynctile.ray.choices import as_typed, checked, most_workers
+from asynctile.ray.command import resources_of
 
 
 def test_an_import_does_not_import_ray() -> None:
@@ -31,6 +32,7 @@ def test_options_are_those_that_could_have_been_typed(tmp_path: Path) -> None:
     [
         ({"replica": 4}, "did you mean replicas"), ({"replicas": 3}, "options set replicas"),
         ({"nodes": 2}, "num_workers"), ({"host_memory": "much"}, "options set host_memory"),
+        ({"replicas": None}, "options set replicas: None"),
     ],
 )  # fmt: skip
 def test_what_could_not_have_been_typed_is_refused(options: dict[str, Any], words: str) -> None:
@@ -43,7 +45,7 @@ def test_what_could_not_have_been_typed_is_refused(options: dict[str, Any], word
     [
         ({"replicas": 2}, "4 nodes need as many replicas, but --replicas is 2"), ({"node": 1}, "--node does not go with Ray"),
         ({"replicas": 4, "batch_size": 4, "update": "host"}, "--update host does not go with --nodes 4"),
-        ({"resume": True}, "--resume needs the run to continue"),
+        ({"trace": "a"}, "--trace does not go with Ray"), ({"resume": True}, "--resume needs the run to continue"),
     ],
 )  # fmt: skip
 def test_options_that_no_number_of_workers_can_have_are_refused(given: dict[str, Any], words: str) -> None:
@@ -59,8 +61,20 @@ def test_a_new_run_is_not_begun_over_another_one(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_run_is_the_same_for_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert checked({"out": "a", "ray": "local", "nodes": 1, "lr": 0.5}, 1) == {"out": str(tmp_path / "a"), "lr": 0.5}
+    assert checked({"out": "a", "ray": "local", "nodes": 1, "lr": 0.5}, 1) == {
+        "out": str(tmp_path / "a"), "lr": 0.5, "device": "auto"}  # fmt: skip
     assert checked({}, 1)["out"].startswith(str(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus"), [("auto", 0), ("cpu", 0), ("cuda:0", 1), ("cuda:0-3", 4), ("cuda:1", None), ("cuda:all", None)]
+)
+def test_workers_get_the_gpus_that_the_device_names(device: str, gpus: int | None) -> None:
+    if gpus is None:
+        with pytest.raises(ValueError, match="numbers the GPUs of each worker from 0"):
+            resources_of({"device": device})
+    else:
+        assert resources_of({"device": device}).get("resources_per_worker", {}).get("GPU", 0) == gpus
 
 
 def test_the_most_workers_of_a_range_count() -> None:
