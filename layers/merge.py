@@ -101,7 +101,7 @@ def _write(folder: Path, merged: _Merged, dtypes: Mapping[str, str], progress: P
                     done += narrow.nbytes
                     progress(done, total)
     if len(shards) > 1:
-        write_json(folder / INDEX, index_of(shards, nbytes, merged.config))
+        write_json(folder / INDEX, index_of(shards, sum(nbytes.values()), merged.config.parameter_count))
     sums = {path.name: checksum(path, lambda: progress(total, total)) for path in sorted(folder.iterdir())}
     write_json(folder / CHECKSUMS, checksum_record(sums))
 

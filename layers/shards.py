@@ -11,7 +11,7 @@ from typing import Any
 
 from asynctile.layers.config import WEIGHT_NBYTES
 from asynctile.layers.parameters import Parameter
-from asynctile.layers.weight_files import file_names, tensor_name
+from asynctile.layers.weight_files import file_names, index_of, tensor_name
 from asynctile.storage.tile import Tile
 
 
@@ -69,9 +69,6 @@ class Shards:
         """Return the content of the index beside the files, as transformers writes it; None if there is one file."""
         if len(self._files) == 1:
             return None
-        where = {tensor_name(item.name, family): self._files[node]
-                 for node, group in self._groups.items() for item in group for family in self.families}  # fmt: skip
-        return {
-            "metadata": {"total_parameters": parameter_count, "total_size": self.nbytes},
-            "weight_map": dict(sorted(where.items())),
-        }
+        names = {self._files[node]: [tensor_name(item.name, family) for item in group for family in self.families]
+                 for node, group in self._groups.items()}  # fmt: skip
+        return index_of(names, self.nbytes, parameter_count)

@@ -54,7 +54,8 @@ async def write_model(
     for file, names in shards.items():
         await write_tensors(folder / file, [parameters[name] for name in names], ("weights",), read, files, dtype)
     if len(shards) > 1:
-        await store_json(folder / INDEX, index_of(shards, nbytes, parameters.config), executor=files)
+        index = index_of(shards, sum(nbytes.values()), parameters.config.parameter_count)
+        await store_json(folder / INDEX, index, executor=files)
 
 
 async def write_config(folder: Path, config: Config, companions: Companions, files: Files, dtype: str = FLOAT32) -> None:
@@ -86,11 +87,11 @@ def file_names(whole: str, count: int) -> list[str]:
     return [whole] if count == 1 else [f"{stem}-{n:05d}-of-{count:05d}.{ending}" for n in range(1, count + 1)]
 
 
-def index_of(shards: Mapping[str, Iterable[str]], nbytes: Mapping[str, int], config: Config) -> dict[str, Any]:
-    """Return the content of the index of these shards, as transformers writes it."""
+def index_of(shards: Mapping[str, Iterable[str]], nbytes: int, parameter_count: int) -> dict[str, Any]:
+    """Return the content of the index of these shards, as transformers writes it. nbytes: of all tensors."""
     where = {name: file for file, names in shards.items() for name in names}
     return {
-        "metadata": {"total_parameters": config.parameter_count, "total_size": sum(nbytes.values())},
+        "metadata": {"total_parameters": parameter_count, "total_size": nbytes},
         "weight_map": dict(sorted(where.items())),
     }
 

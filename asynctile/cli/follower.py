@@ -122,7 +122,7 @@ async def _take_part(
 
 
 def _folder(word: Mapping[str, Any], typed: str | None, node: int) -> RunFolder:
-    """Return the run's folder. ValueError if this node does not see it as node 0 does."""
+    """Return the run's folder. ValueError if this node does not see it as node 0 does, or may not write there."""
     path = Path(word["folder"] if typed is None else typed)
     try:
         folder = RunFolder.open(path)

@@ -1,9 +1,9 @@
 """The process of scenario `nodes`: a training of two nodes is disturbed while steps go on.
 
 One of them is killed, stopped or asked to stop, or its files may no longer grow, as on a full disk. Or the line between them is
-cut. All must end in bounded time, with one line that names the cause, or with a checkpoint where one was asked; and nobody may
-listen any more. Resumed on one to four nodes, the training must have the bytes of one that nobody disturbed. Covers the
-disturbance and the judgment. command.py is the training, relay.py the line, answers.py the answer.
+cut. Both must end in bounded time, with one line that names the cause, or with a checkpoint if a node was asked to stop. Then
+nobody may listen any more. Resumed on one to four nodes, the training must have the bytes of one that nobody disturbed. Covers
+the disturbance and the judgment. command.py is the training, relay.py the line, answers.py the answer.
 """
 
 from __future__ import annotations
