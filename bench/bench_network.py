@@ -1,0 +1,185 @@
+"""How much of a slow network do the steps of two nodes hide?
+
+    python bench/bench_network.py [--rounds 5] [--steps 10] [--batch 4] [--write]
+
+Two processes with a core each train one model with two replicas, float32 on `cpu`. Their sockets keep each way to a rate
+(SO_MAX_PACING_RATE). Without a limit, a step takes as long as it computes, with little else. At the limited rates, the network
+alone takes 0.5, 1 and 2 times as long as that. The rates take turns, each with --steps steps a round.
+
+A step that hid all it could would take the longer of both times, one that hid nothing their sum. `hidden` is the part of the
+shorter one that it hid. Beside it stands the step of node 0 by the virtual clock, as `asynctile plan --nodes 2` makes it. Its
+rates are those that `asynctile info --measure` finds on each core while both measure, before and behind the rounds. The clock
+counts no wait for the other node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_exchange import SECRET, Address, on_nodes
+from common import Table, arguments, batch, publish
+
+from asynctile import Engine
+from asynctile.cli.measured import measured
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.machine import Machine, Work
+from asynctile.layers.plan import plan_step
+from asynctile.measure.hardware import hardware
+from asynctile.nodes import TcpExchange
+
+LENGTH = 256
+CONFIG = GPT2Config(n_layer=6, n_head=4, n_embd=256, block_size=LENGTH, vocab_size=1024)
+NODES = 2
+#: Seconds of the network over those of computing; None: no limit.
+SHARES = (None, 0.5, 1.0, 2.0)
+#: Steps before the measured ones, and after each change of the rate.
+WARM, SETTLE = 3, 1
+#: The option of Linux, which Python does not name, and its value for no limit.
+SO_MAX_PACING_RATE, NO_LIMIT = 47, (1 << 32) - 1
+
+
+class PacedExchange(TcpExchange):
+    """An exchange whose tiles keep to a rate, once `pace` has set it. Meet with one channel, since each has the rate."""
+
+    def __init__(self, node: int, connections: Mapping[tuple[int, int], socket.socket], *more: Any) -> None:
+        self._tiles = [connection for (_, channel), connection in connections.items() if channel]
+        super().__init__(node, dict(connections), *more)
+
+    def pace(self, per_s: float | None) -> None:
+        """Send at most so many bytes a second to each node; None: no limit."""
+        limit = struct.pack("=I", NO_LIMIT if per_s is None else min(int(per_s), NO_LIMIT))
+        for connection in self._tiles:
+            connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, limit)
+
+    def held(self, nbytes: int) -> float:
+        """Exchange so many bytes with the other node, both ways at once; return the bytes a second of each way."""
+        views, over = [np.zeros(nbytes, np.uint8).data for _ in range(2)], threading.Semaphore(0)
+        other = 1 - self.node
+        self.begin({other: 1}, {other: 1})
+        self.share("ready", b"")
+        began_s = time.perf_counter()
+        for move, view in zip((self.receive, self.send), views, strict=True):
+            move(other, 0, view, lambda error: over.release())
+        for _ in views:
+            over.acquire()
+        return nbytes / (time.perf_counter() - began_s)
+
+
+@dataclass
+class Found:
+    """What one node found. nbytes: the most that a node sends in a step. rates: of the network in bytes a second, by share.
+
+    held: the rates that transfers had. seconds: of steps, by share. machines: the files of the core, one for each measurement.
+    """
+
+    nbytes: int
+    rates: dict[float | None, float | None]
+    held: dict[float | None, float] = field(default_factory=dict)
+    seconds: dict[float | None, list[float]] = field(default_factory=lambda: {share: [] for share in SHARES})
+    machines: list[str] = field(default_factory=list)
+    loss: float = 0.0
+
+
+def trained(node: int, address: Address, rounds: int, steps: int, size: int) -> Found:
+    """Train as one node on a core of its own, at each rate in turn."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[node]})
+    with PacedExchange.meet(node, NODES, address, SECRET, {}, channels=1) as exchange:
+        machines = [_machine(exchange)]
+        found = asyncio.run(_stepped(exchange, rounds, steps, size))
+        found.machines = [*machines, _machine(exchange)]
+        return found
+
+
+def _machine(exchange: PacedExchange) -> str:
+    """Measure this node's core while the other node measures its own; return the file's text."""
+    exchange.share("measure", b"")
+    return measured()
+
+
+async def _stepped(exchange: PacedExchange, rounds: int, steps: int, size: int) -> Found:
+    async with Engine("cpu", exchange=exchange) as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW(lr=1e-4), replicas=NODES)
+        inputs = batch(CONFIG, size, LENGTH)
+
+        async def side(count: int) -> list[float]:
+            return [(await trainer.step(*inputs)).step_s for _ in range(count)]
+
+        await side(WARM)
+        own = [statistics.median(await side(steps)), (await trainer.step(*inputs)).sent_bytes]
+        said = [json.loads(one) for one in await asyncio.to_thread(exchange.share, "a step", json.dumps(own).encode())]
+        compute_s, nbytes = (max(values) for values in zip(*said, strict=True))
+        found = Found(nbytes, {share: None if share is None else nbytes / (share * compute_s) for share in SHARES})
+        for turn in range(rounds):
+            for share in SHARES if turn % 2 == 0 else SHARES[::-1]:
+                exchange.pace(found.rates[share])
+                if turn == 0:
+                    found.held[share] = await asyncio.to_thread(exchange.held, nbytes)
+                await side(SETTLE)
+                found.seconds[share] += await side(steps)
+        exchange.pace(None)
+        found.loss = (await trainer.step(*inputs)).loss
+        return found
+
+
+def clocked_s(machine: str, per_s: float, size: int) -> float:
+    """Return the seconds of node 0's step by the virtual clock. machine: the file of a core. per_s: of each way."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "core.toml"
+        path.write_text(machine)
+        here = hardware(str(path))
+    nodes = Machine(device="cpu", own_cores=1, measured=here.rates("fp32"), verbs=here.verbs, nodes=NODES, sent_per_s=per_s)
+    return plan_step(CONFIG, Work(batch_size=size, seq_len=LENGTH, replicas=NODES), nodes).step_s
+
+
+def rows(found: Found, clock: Mapping[float | None, float]) -> Iterator[Sequence[object]]:
+    """Yield a row for each rate. clock: seconds by the virtual clock."""
+    compute_s = statistics.median(found.seconds[None])
+    for share in SHARES:
+        per_s, step_s = found.rates[share], statistics.median(found.seconds[share])
+        network_s = found.nbytes / (per_s or found.held[share])
+        longer_s, sum_s = max(compute_s, network_s), compute_s + network_s
+        hidden = None if share is None else (sum_s - step_s) / min(compute_s, network_s)
+        bounds = (None, None) if share is None else (1e3 * longer_s, 1e3 * sum_s)
+        wanted = ("no limit", None) if per_s is None else (share, per_s / 1e6)
+        yield (*wanted, found.held[share] / 1e6, 1e3 * network_s, 1e3 * step_s, *bounds, hidden, 1e3 * clock[share],
+               step_s / clock[share])
+
+
+def main() -> None:
+    options = arguments(__doc__, rounds=5, steps=10, batch=4)
+    nodes = on_nodes(NODES, trained, options.rounds, options.steps, options.batch)
+    found = nodes[0]
+    assert len({node.loss for node in nodes}) == 1, "the nodes have other bits"
+    machines = [machine for node in nodes for machine in node.machines]
+    clock = {
+        share: statistics.median(clocked_s(machine, found.rates[share] or found.held[share], options.batch)
+                                 for machine in machines)
+        for share in SHARES
+    }  # fmt: skip
+    columns = ("network over compute", "MB/s each way", "MB/s held", "network ms", "step ms", "longer of both ms", "sum ms",
+               "hidden", "by the clock ms", "step over the clock")
+    configuration = {
+        "model": f"GPT-2, {CONFIG.summary}, T {LENGTH}, B {options.batch}, float32, on cpu, {NODES} nodes of one core each",
+        "bytes": f"{found.nbytes:,} sent by a node in a step, and as many received",
+        "repeats": f"median of {options.rounds} rounds of {options.steps} steps, in turn",
+        "machine of each core": json.dumps([text.splitlines() for text in machines]),
+    }
+    publish("bench_network", __doc__, configuration, [Table("a step of two nodes", columns, list(rows(found, clock)))],
+            write=options.write)
+
+
+if __name__ == "__main__":
+    main()
