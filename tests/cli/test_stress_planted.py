@@ -347,3 +347,31 @@ def test_a_signal_with_another_effect_than_promised_is_found(
     monkeypatch.setitem(partner.PROGRAMS, "signals", ("-c", _PLANTED_IN_SIGNALS.format(apart=apart, bug=bug)))
     failures = next(filter(None, (run("signals", 4)["failures"] for _ in range(3))), [])
     assert failures and all(failure["kind"] == kind and what in failure["what"] for failure in failures)
+
+
+#: A stand-in for the process that disturbs nodes: it only kills them.
+_PLANTED_IN_NODES = """
+import time
+from asynctile.cli.stress import answers, breaker
+from asynctile.nodes import peer
+from asynctile.nodes.tcp_exchange import TcpExchange
+
+for name in [name for name in breaker.MISHAPS if name != "killed"]:
+    del breaker.MISHAPS[name]
+on_lost = TcpExchange._on_lost
+{bug}
+answers.answer_seeds(breaker.Breaker)
+"""
+
+
+@pytest.mark.parametrize(("bug", "kind", "what"), [
+    ("peer.at = lambda address: 'somewhere'", "failed", "ended with status 2; it said"),
+    ("TcpExchange._on_lost = lambda self, peer, error: (peer.has_left or time.sleep(3), on_lost(self, peer, error))",
+     "hung", "not all nodes ended within 2 s"),
+], ids=["a lost node that is not named", "a lost node that is noticed late"])  # fmt: skip
+def test_a_node_that_does_not_tell_of_a_lost_one_in_time_is_found(
+    run: Run, monkeypatch: pytest.MonkeyPatch, bug: str, kind: str, what: str
+) -> None:
+    monkeypatch.setitem(partner.PROGRAMS, "nodes", ("-c", _PLANTED_IN_NODES.format(bug=bug)))
+    (failure,) = run("nodes", 1)["failures"]
+    assert failure["kind"] == kind and what in failure["what"]

@@ -11,8 +11,9 @@
     partner.py    a process beside stress   saver.py      the process that kills saves, call by call
     answers.py    what it answers           signaller.py  the process that sends signals
     relay.py      the line between nodes    breaker.py    the process that disturbs nodes
-    inputs/       scenario inputs           command.py    the training that both disturb
-    threads.py    scenario threads          refusals.py   threads that are refused
+    mishap.py     what happens to nodes     command.py    the training that both disturb
+    inputs/       scenario inputs           threads.py    scenario threads
+    refusals.py   threads that are refused
 
 A round is one try of a scenario with a seed of its own. Covers `run`: set-up, signals, exit status. A run lasts minutes and
 then says what it found.

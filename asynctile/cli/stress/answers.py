@@ -34,12 +34,13 @@ _DONE_WITHOUT = "matplotlib"
 class Answer:
     """The outcome of a round.
 
-    failure: (kind, sentence), or None. counts: what to add to the counters of a Tally, by name. case: the arguments of
-    Harmed.add, for a case of damage.
+    failure: (kind, sentence), or None. counts: what to add to the counters of a Tally, by name. most: to what to raise its
+    largest values, by name and key. case: the arguments of Harmed.add, for a case of damage.
     """
 
     failure: tuple[Kind, str] | None = None
     counts: dict[str, Any] = field(default_factory=dict)
+    most: dict[str, dict[str, float]] = field(default_factory=dict)
     case: dict[str, Any] = field(default_factory=dict)
 
 

@@ -1,17 +1,15 @@
 """The process of scenario `nodes`: a training of two nodes is disturbed while steps go on.
 
-One of them is killed, stopped or asked to stop, or its files may no longer grow, as on a full disk. Or the line between them is
-cut. Both must end in bounded time, with one line that names the cause, or with a checkpoint if a node was asked to stop. Then
-nobody may listen any more. Resumed on one to four nodes, the training must have the bytes of one that nobody disturbed. Covers
-the disturbance and the judgment. command.py is the training, relay.py the line, answers.py the answer.
+A mishap (mishap.py) happens to one of them or to the line between them. The nodes that are left must end in bounded time, with
+one line that names the cause, or with a checkpoint if a node was asked to stop. Then nobody may listen any more. Resumed on one
+to four nodes, the training must have the bytes of one that nobody disturbed. Covers the trainings and when mishaps happen.
+command.py is the training, relay.py the line, answers.py the answer.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import resource
 import signal
 import socket
 import time
@@ -20,23 +18,18 @@ from functools import partial
 from pathlib import Path
 
 from asynctile.cli import main
-from asynctile.cli.interrupt import EXIT_STATUS
 from asynctile.cli.stress.answers import Answer, answer_seeds
 from asynctile.cli.stress.command import TrainCommand
 from asynctile.cli.stress.finding import Kind
+from asynctile.cli.stress.mishap import MISHAPS, Mishap, NodeEnd, wrong_with
 from asynctile.cli.stress.relay import relay
 from asynctile.nodes.secret import VARIABLE
-from asynctile.nodes.tcp_exchange import PATIENCE_S, WAIT_S
+from asynctile.nodes.tcp_exchange import WAIT_S
 
 __all__ = ["Breaker"]
 
-#: What happens, how often, and the seconds in which all nodes must be gone.
-_HOW = {
-    "killed": (6, 5.0), "cut off": (4, 5.0), "out of disk": (4, 20.0), "asked": (3, 20.0), "stopped": (1, PATIENCE_S + 10),
-}  # fmt: skip
-_SIGNALS = {"killed": signal.SIGKILL, "cut off": signal.SIGKILL, "asked": signal.SIGTERM, "stopped": signal.SIGSTOP}
-#: Bytes that a file may have where the disk is full: enough for a line in a log, too few for a shard of a checkpoint.
-_FULL_NBYTES = 12 << 10
+#: How often a mishap may come when the training has ended, before its round is given up.
+_TRIES = 4
 #: The most nodes that resume a training: one for each of its replicas.
 _MOST = 4
 #: Where nodes compute, and on how many devices each, while they are disturbed and when they resume.
@@ -81,6 +74,12 @@ class ForkedNode:
             self.status = os.waitstatus_to_exitcode(status) if process else None
         return self.status is not None
 
+    @property
+    def how(self) -> NodeEnd:
+        """How the node ended, which it must have."""
+        assert self.status is not None
+        return NodeEnd(self.number, self.status, self.last_line)
+
 
 class Breaker:
     """Plays rounds in `folder`: it disturbs one node, resumes the training to its end, and compares."""
@@ -93,41 +92,49 @@ class Breaker:
         self._took_s = time.monotonic() - began_s
 
     def play(self, seed: int) -> Answer:
-        """Play one round."""
+        """Play one round. If its mishap comes too late to matter, play it again with an earlier one, a few times."""
         chance = random.Random(f"nodes {seed}")
-        (how,), who = chance.choices(list(_HOW), [often for often, _ in _HOW.values()]), chance.randrange(2)
-        after_s, count = chance.uniform(0, self._took_s / 2), chance.randrange(1, _MOST + 1)
-        begun, resumed = chance.choice(_PLACES), chance.choice(_PLACES if count * 2 <= _MOST else _PLACES[:1])
-        wrong = self._whole or self._disturbed(how, who, after_s, begun) or self._resumed(count, resumed)
+        (name,), who = chance.choices(list(MISHAPS), [one.often for one in MISHAPS.values()]), chance.randrange(2)
+        wrong, noticed_s, late = self._whole, None, 0
+        while wrong is None and noticed_s is None and late < _TRIES:
+            after_s, count = chance.uniform(0, self._took_s / (2 << late)), chance.randrange(1, _MOST + 1)
+            begun, resumed = chance.choice(_PLACES), chance.choice(_PLACES if count * 2 <= _MOST else _PLACES[:1])
+            wrong, noticed_s = self._disturbed(MISHAPS[name], who, after_s, begun)
+            late += wrong is None and noticed_s is None
+            wrong = wrong or self._resumed(count, resumed)
         if wrong is not None:
-            wrong = wrong[0], f"{self._named(how, who)}: {wrong[1]}".replace(f"{self._command.folder}/", "")
-        return Answer(counts={"nodes": {how: 1}}, failure=wrong)
+            whom = "the line" if MISHAPS[name].on_line else f"node {who}"
+            wrong = wrong[0], f"{whom} was {name}: {wrong[1]}".replace(f"{self._command.folder}/", "")
+        noticed = {} if noticed_s is None else {name: noticed_s}
+        return Answer(counts={"nodes": dict.fromkeys(noticed, 1), "too_late": late}, most={"noticed_s": noticed}, failure=wrong)
 
-    def _disturbed(self, how: str, who: int, after_s: float, place: str) -> Wrong | None:
-        """Disturb a new training so long after its first step; return what is wrong with how its nodes end."""
-        metrics, (_, within_s) = self._command.run / "metrics.jsonl", _HOW[how]
-        nodes, address = self._begun(2, place, relayed=how == "cut off")
-        line, nodes = nodes[2:], nodes[:2]
-        victim = line[0] if line else nodes[who]
+    def _disturbed(self, mishap: Mishap, who: int, after_s: float, place: str) -> tuple[Wrong | None, float | None]:
+        """Let a mishap happen to a new training so long after its first step.
+
+        Return what is wrong with how its nodes end, and after how many seconds they had ended; None if it came too late.
+        """
+        forked, address = self._begun(2, place, relayed=mishap.on_line)
+        nodes, victim = forked[:2], forked[2 if mishap.on_line else who]
+        metrics = self._command.run / "metrics.jsonl"
         _comes(lambda: (metrics.exists() and metrics.stat().st_size > 0) or any(node.has_ended for node in nodes), _WHOLE_S)
-        _comes(lambda: any(node.has_ended for node in nodes), after_s)
-        if not victim.has_ended:
-            _disturb(victim, how)
-        ends = [node for node in nodes if node is not victim or how not in ("stopped", "killed")]
-        in_time = all(node.ended(within_s) for node in ends)
-        for one in (*nodes, *line):  # a stopped node, and a line that nobody cut, would stay
+        is_late = _comes(lambda: any(node.has_ended for node in nodes), after_s)
+        if not is_late:
+            mishap.happens(victim.process)
+        began_s, within_s = time.monotonic(), _WHOLE_S if is_late else mishap.within_s
+        left = [node for node in nodes if is_late or node is not victim or not mishap.is_fatal]
+        in_time = _comes(lambda: all(node.has_ended for node in left), within_s)
+        took_s = time.monotonic() - began_s
+        for one in forked:  # a stopped node, and a line that nobody cut, would stay
             one.end()
         if not in_time:
             said = " and ".join(node.last_line for node in nodes)
-            return "hung", f"not all nodes ended within {within_s:g} s; they said {said!r}"
+            return ("hung", f"not all nodes ended within {within_s:g} s; they said {said!r}"), None
         if not _is_free(address):
-            return "failed", f"{address} is still in use after all nodes have ended"
-        others = nodes if how in ("cut off", "out of disk") else [nodes[1 - who]]
-        return next((wrong for node in others if (wrong := _judged(how, who, node)) is not None), None)
-
-    @staticmethod
-    def _named(how: str, who: int) -> str:
-        return "the line was cut" if how == "cut off" else f"node {who} was {how}"
+            return ("failed", f"{address} is still in use after all nodes have ended"), None
+        ends = [node.how for node in left]
+        if (why := wrong_with(ends, None if is_late else mishap)) is not None:
+            return ("failed", why), None
+        return None, took_s if mishap.was_noticed(ends) else None
 
     def _resumed(self, count: int, place: str = _PLACES[0]) -> Wrong | None:
         """Begin or resume the training on so many nodes; return what is wrong with its outcome."""
@@ -168,24 +175,6 @@ class Breaker:
     def _forked(self, number: int, command: Callable[[], int]) -> ForkedNode:
         log = self._command.folder / f"node-{number}.log"
         return ForkedNode(number, self._command.begin(command, log), log)
-
-
-def _disturb(victim: ForkedNode, how: str) -> None:
-    if how == "out of disk":
-        resource.prlimit(victim.process, resource.RLIMIT_FSIZE, (_FULL_NBYTES, _FULL_NBYTES))
-    else:
-        os.kill(victim.process, _SIGNALS[how])
-
-
-def _judged(how: str, who: int, node: ForkedNode) -> Wrong | None:
-    """Return what is wrong with how a node ended that was not lost. who: the number of the disturbed node."""
-    said, status = node.last_line, node.status
-    if status == 0 or (how == "asked" and status == EXIT_STATUS):
-        return None
-    named = os.strerror(errno.EFBIG) if how == "out of disk" else f"node {1 - node.number} (127.0.0.1:"
-    if how != "asked" and status == 2 and named in said:
-        return None
-    return "failed", f"node {node.number} ended with status {status}; it said {said!r}"
 
 
 def _comes(condition: Callable[[], bool], within_s: float) -> bool:

@@ -95,10 +95,18 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
         ("cancelled", f"{tally.cancellations} times"),
         ("killed", f"{tally.kills} times, {tally.kills_in_save} of them inside a save"),
         ("signalled", f"{tally.pairs.total()} pairs, by how the training ended: {_numbers(tally.pairs)}"),
-        ("nodes", f"{tally.nodes.total()} of trainings of two: {_numbers(tally.nodes)}"),
+        *_mishaps(tally),
         ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} accepted; at most "
                     f"{harmed.slowest_s:.1f} s and {format_size(harmed.most_nbytes)} above the import"),
     ]  # fmt: skip
+
+
+def _mishaps(tally: Tally) -> list[tuple[str, str]]:
+    """Return how often trainings of two nodes were disturbed, and a row for each kind of mishap."""
+    late = f"; too late, and drawn again: {tally.too_late}" if tally.too_late else ""
+    kinds = [(f"  {kind}", f"{number} times, noticed within {tally.noticed_s[kind]:.2f} s")
+             for kind, number in sorted(tally.nodes.items())]
+    return [("nodes", f"disturbed {tally.nodes.total()} times{late}"), *kinds]
 
 
 def _numbers(counted: Counter[str]) -> str:

@@ -79,6 +79,7 @@ class Partner:
         """Play the round with this seed, and count what it counted. Finding if it failed."""
         answer = await self.ask(seed)
         tally.count(answer["counts"])
+        tally.reach(answer["most"])
         if answer["case"]:
             tally.harmed.add(**answer["case"], found=answer["failure"] is not None)
         if answer["failure"] is not None:

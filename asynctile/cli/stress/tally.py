@@ -79,7 +79,8 @@ class Tally:
     - cancellations: calls that a disturbance ended: cancelled, timed out or abandoned by their loop. disturbed: the same by
     public coroutine, including calls that had already ended.
     - kills_in_save: the part of `kills` that came during a save. pairs: of signals, by how the training ended.
-    - nodes: how often a node of two was killed, stopped, asked to end or out of disk, and how often their line was cut.
+    - nodes: mishaps of trainings of two nodes, by kind (mishap.py). noticed_s: the most seconds until the other nodes had
+    ended, by kind. too_late: mishaps that came when the training had ended; they do not count.
     - steps, played: steps of trainings, and how many were played by a schedule; runs, played_runs: the same for programs.
     - engines: opened ones, by the name of their devices. moved: bytes over each link.
     - worst_loads: the most that `thrash` loaded, as a multiple of the fewest loads possible.
@@ -106,6 +107,8 @@ class Tally:
     kills_in_save: int = 0
     pairs: Counter[str] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
+    noticed_s: dict[str, float] = field(default_factory=dict)
+    too_late: int = 0
     harmed: Harmed = field(default_factory=Harmed)
     refusals: int = 0
     worst_loads: float = 0.0
@@ -124,6 +127,12 @@ class Tally:
         """Add to these counters, by name."""
         for name, more in counts.items():
             setattr(self, name, getattr(self, name) + (Counter(more) if isinstance(more, dict) else more))
+
+    def reach(self, most: Mapping[str, Mapping[str, float]]) -> None:
+        """Raise the largest values that these counters have met, by name and then by key."""
+        for name, values in most.items():
+            known: dict[str, float] = getattr(self, name)
+            known |= {key: max(value, known.get(key, value)) for key, value in values.items()}
 
     def step(self, played: bool) -> None:
         """Count a step of a training."""
@@ -151,4 +160,5 @@ class Tally:
         return {**vars(self), "harmed": vars(self.harmed), "failures": failures,
                 "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
                 "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+                "noticed_s": {kind: round(value, 3) for kind, value in sorted(self.noticed_s.items())},
                 "found": {kind: self.failed(kind) for kind in KINDS}}
