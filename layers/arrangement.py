@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from asynctile.layers.activations import Activations, Room, all_held, kept_if, most_kept
@@ -49,6 +49,12 @@ class Arrangement:
 
     passes: int
     kept: int
+
+
+def agreed(arrangements: Iterable[Arrangement]) -> Arrangement:
+    """Return the arrangement that fits all nodes, given the one that each has found."""
+    found = list(arrangements)
+    return Arrangement(max(one.passes for one in found), min(one.kept for one in found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

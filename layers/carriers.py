@@ -60,13 +60,13 @@ def homes_of(parameters: Parameters, nodes: int, devices: int) -> dict[Tile, int
 
 
 def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]) -> Program:
-    """Return the recorded program, which is finished, with each entry on its device, in an order in which devices wait little.
+    """Return the recorded program, finished, with each entry on its device, in an order in which devices wait little.
 
     carriers: the device of each replica. begins: where the parts of the step begin.
     """
     program, devices = recording.program, max(carriers) + 1
     if devices == 1:
-        return program
+        return program.finish()
     finder = _Finder(program, owners(recording.parameters, devices))
     finder.homes.update(_homes(recording, recording.rows.by_replica, carriers))
     found = finder.devices()
@@ -75,13 +75,13 @@ def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]
 
 
 def carried_forward(recording: Recording, carriers: Sequence[int]) -> Program:
-    """Return the recorded forward pass, which is finished, with each entry on its device. The order stays.
+    """Return the recorded forward pass, finished, with each entry on its device. The order stays.
 
     carriers: the device of each group of row tiles.
     """
     program = recording.program
     if max(carriers) == 0:
-        return program
+        return program.finish()
     finder = _Finder(program, {})
     finder.homes.update(_homes(recording, recording.rows.groups, carriers))
     return spread(program, finder.devices())

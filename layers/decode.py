@@ -83,7 +83,6 @@ def record_decode(parameters: Parameters, caches: Caches, *, rows: int, pages: S
         x = out
     recording.program.section("texts", "head")
     architecture.head.logits(recording, x)
-    recording.program.finish()
     return carried_forward(recording, recording.devices)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError, NodeError
-from asynctile.layers.arrangement import Arrangement
+from asynctile.layers.arrangement import Arrangement, agreed
 from asynctile.layers.carriers import homes_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.weight_files import ReadTile
@@ -114,8 +114,7 @@ class Nodes:
         if self._exchange is None:
             return own
         said = await self._share("arrangement", f"{own.passes} {own.kept}".encode())
-        found = [tuple(map(int, one.split())) for one in said]
-        return Arrangement(max(passes for passes, _ in found), min(kept for _, kept in found))
+        return agreed(Arrangement(*map(int, one.split())) for one in said)
 
     async def numbers(self, topic: str, program: Program, own: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the numbers that all nodes' parts of a program have reported so far, where `own` are those of this node."""

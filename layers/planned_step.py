@@ -1,16 +1,17 @@
 """The step that a run makes under given caps, before anything is allocated: its program, and what that asks of the tiers.
 
-Covers `planned_step`, which refuses caps below the floor of any step. plan.py counts the traffic of the step, a run gives it to
-an engine.
+Covers `planned_step`, which refuses caps below the floor of any step, and `planned_steps` for several nodes. plan.py counts the
+traffic of the step, a run gives it to an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
-from asynctile.layers.arrangement import Recorded, Surroundings, arrange
+from asynctile.layers.arrangement import Recorded, Surroundings, agreed, arrange
 from asynctile.layers.carriers import homes_of, table
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
@@ -24,7 +25,7 @@ from asynctile.layers.tuning import Tuning
 from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
 from asynctile.layers.weight_dtype import STORED
 from asynctile.program.needs import demand_of
-from asynctile.program.parts import part_of
+from asynctile.program.parts import parts_of
 from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand
@@ -33,7 +34,7 @@ from asynctile.storage.tile import Tile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """A step, not yet run; of several nodes, the part of node 0.
+    """A step, not yet run, or the part of one of several nodes.
 
     demand: of its program, with the `standing` tiles of the model. rows: in their passes. kept: how many parts keep their
     activations. floor_bytes, floor_operation: as in Plan.
@@ -52,11 +53,18 @@ class PlannedStep:
 def planned_step(
     config: Config, work: Work, machine: Machine, stage: Callable[[str], object] = lambda text: None
 ) -> PlannedStep:
-    """Return the step that a run makes.
+    """Return the step that a run makes; of several nodes, the part of node 0, as if all could choose like node 0.
 
     stage: called with a description of the work as it begins. BudgetError if a tier that tiles can leave has a cap below the
     floor; ValueError for wrong numbers.
     """
+    return planned_steps(config, work, machine, [0], stage)[0]
+
+
+def planned_steps(
+    config: Config, work: Work, machine: Machine, nodes: Sequence[int], stage: Callable[[str], object] = lambda text: None
+) -> list[PlannedStep]:
+    """Return the parts of a step that `nodes` run, which agree on one arrangement; otherwise as `planned_step`."""
     tiling = Tiling(config, work.tile, machine.grain)
     # First, because this refuses a batch that is too large.
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)
@@ -69,26 +77,37 @@ def planned_step(
     stage("choosing how many passes rows take and which activations are kept")
     parameters = Parameters(config, tiling, machine.precision, work.tuning, stored)
     homes = homes_of(parameters, machine.nodes, machine.devices)
-    standing = [tile for tile in parameters.states() if not homes.get(tile, 0)]
-    floor_bytes, floor_operation = floor.floor_nbytes, floor.what
+    standing = [[tile for tile in parameters.states() if homes.get(tile, node) == node] for node in nodes]
     share = rows.on_one(devices, tiling.row_tokens)
+    recorded = Recorded(work.kind, parameters)
+    arranged = agreed(
+        arrange(recorded, share, _around(machine, work, own), precision=machine.precision, recompute=work.recompute)
+        for own in standing
+    )
+    least = None
     if not (machine.has_link or machine.spill):
         least = Activations(work.kind, config, tiling, share, machine.precision, work.tuning, stored).counts(
             kept_if(work.recompute is not False, config)
         )
-        floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(standing) + least)
-        floor_operation = "all tiles, which stay in RAM on cpu"
-    recorded = Recorded(work.kind, parameters)
-    arranged = arrange(recorded, share, _around(machine, work, standing), precision=machine.precision, recompute=work.recompute)
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
     def updating(on_host: Collection[Tile]) -> Program:
-        whole = record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
-        return whole if machine.nodes == 1 else part_of(whole, 0, machine.devices)
+        return record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
 
-    program, demand = _placed(recorded.program(rows, kept), standing, work, machine, updating)
-    return PlannedStep(program=program, demand=demand, parameters=parameters, standing=standing, rows=rows, kept=kept,
-                       floor_bytes=floor_bytes, floor_operation=floor_operation)  # fmt: skip
+    if machine.nodes == 1:
+        placed = [_placed(partial(recorded.program, rows, kept), standing[0], work, machine, updating)]
+    else:
+        parts = parts_of(updating(()), nodes, machine.devices)
+        placed = [(part, demand_of([part], own)) for part, own in zip(parts, standing, strict=True)]
+    found = []
+    for (program, demand), own in zip(placed, standing, strict=True):
+        floor_bytes, floor_operation = floor.floor_nbytes, floor.what
+        if least is not None:
+            floor_bytes = machine.rooms[-1].nbytes_of(sizes_of(own) + least)
+            floor_operation = "all tiles, which stay in RAM on cpu"
+        found.append(PlannedStep(program=program, demand=demand, parameters=parameters, standing=own, rows=rows, kept=kept,
+                                 floor_bytes=floor_bytes, floor_operation=floor_operation))  # fmt: skip
+    return found
 
 
 def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning, stored: frozenset[str]) -> Demand:
@@ -113,14 +132,16 @@ def _around(machine: Machine, work: Work, standing: list[Tile]) -> Surroundings:
 
 
 def _placed(
-    alone: Program, standing: list[Tile], work: Work, machine: Machine, updating: Callable[[Collection[Tile]], Program]
-) -> tuple[Program, Demand]:
-    """Return the program with its updates placed, and its demand. alone: has every update on one device.
+    alone: Callable[[], Program], standing: list[Tile], work: Work, machine: Machine,
+    updating: Callable[[Collection[Tile]], Program],
+) -> tuple[Program, Demand]:  # fmt: skip
+    """Return the program of one node with its updates placed, and its demand.
 
-    updating: returns the program on all devices, with the updates of some tiles on the host.
+    alone: returns the program with every update on one device. updating: returns the program on all devices, with the updates
+    of some tiles on the host.
     """
     chosen, host = _on_host(alone, standing, work, machine), machine.host_nbytes
-    placed = updating(chosen) if chosen or machine.devices * machine.nodes > 1 else alone
+    placed = updating(chosen) if chosen or machine.devices > 1 else alone()
     demand = demand_of([placed], standing)
     is_tight = machine.spill and host is not None and demand.rounded(PAGE).passing().floor_nbytes > host
     if chosen and work.update == "auto" and is_tight:  # RAM over a spill folder is too small for an operation of its own
@@ -128,12 +149,12 @@ def _placed(
     return placed, demand
 
 
-def _on_host(alone: Program, standing: list[Tile], work: Work, machine: Machine) -> Collection[Tile]:
+def _on_host(alone: Callable[[], Program], standing: list[Tile], work: Work, machine: Machine) -> Collection[Tile]:
     """Return the weight tiles whose updates run on the host."""
-    if not machine.has_link or work.update == "device" or machine.nodes > 1:
+    if not machine.has_link or work.update == "device":
         return ()
     if work.update == "host":
-        return {operation.operands[0] for operation in updates_of(alone)}
+        return {operation.operands[0] for operation in updates_of(alone())}
     cap, devices = machine.cap(machine.host_nbytes), machine.devices
     together = None if cap is None else cap * devices
-    return tiles_to_update_on_host(alone, demand_of([alone], standing), together, machine.rates.on(devices))
+    return tiles_to_update_on_host(alone(), demand_of([alone()], standing), together, machine.rates.on(devices))

@@ -46,7 +46,7 @@ def record(
     """
     recording, begins = _recorded(kind, parameters, rows, kept, on_host, carriers)
     if not carriers:
-        return recording.program
+        return recording.program.finish()
     return carried(recording, carriers, begins) if recording.backward else carried_forward(recording, carriers)
 
 
@@ -57,12 +57,13 @@ def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0
     before the first stretch belong to the embedding.
     """
     recording, begins = _recorded(kind, parameters, rows, kept)
-    return recording.program, begins
+    return recording.program.finish(), begins
 
 
 def _recorded(
     kind: str, parameters: Parameters, rows: Rows, kept: int, on_host: Collection[Tile] = (), carriers: Sequence[int] = ()
 ) -> tuple[Recording, list[int]]:
+    """Return a recording whose program is not finished, and where its parts begin."""
     parts = parts_of(parameters.config)
     recording, architecture = Recording(kind, parameters, rows, on_host, carriers), architecture_of(parameters.config)
     section = recording.program.section
@@ -81,7 +82,6 @@ def _recorded(
         if kind == "step_clipped":
             section("update", "all weights")
             recording.gradients.update_kept()
-    recording.program.finish()
     return recording, begins
 
 

@@ -11,6 +11,7 @@ wait for each other in a circle, though nothing is buffered.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from operator import itemgetter
 
@@ -24,7 +25,12 @@ def part_of(program: Program, node: int, devices: int) -> Program:
 
     Node n has the devices n x devices and up, which its part counts from 0.
     """
-    return _Cutter(program, node, devices).part()
+    return parts_of(program, [node], devices)[0]
+
+
+def parts_of(program: Program, nodes: Collection[int], devices: int) -> list[Program]:
+    """Return the parts of `nodes`, cut in one pass, as `part_of` does."""
+    return _Cutter(program, nodes, devices).parts()
 
 
 def reporters(program: Program, devices: int) -> list[int]:
@@ -37,65 +43,80 @@ def reporters(program: Program, devices: int) -> list[int]:
 
 
 class _Cutter:
-    """One pass through the whole program. homes: the node of each entry. counts: of tiles so far, by (source, target)."""
+    """One pass through the whole program. found: the part of each node that is asked for. homes: the node of each entry.
 
-    def __init__(self, program: Program, node: int, devices: int) -> None:
+    counts: of tiles so far, by (source, target).
+    """
+
+    def __init__(self, program: Program, nodes: Collection[int], devices: int) -> None:
         self.program = program
-        self.node = node
         self.devices = devices
+        self.found = {node: Program(program.name) for node in nodes}
+        #: by the name of a device, its node and the name that it has there
+        self.places = {name: self._place(name) for name in {entry.device for entry in program.entries} if name != HOST}
         self.homes = self._homes()
         self.users = self._users()
-        self.found = Program(program.name)
         self.counts = Counter[tuple[int, int]]()
         #: the nodes that have the newest bytes of a temporary tile, besides the one that wrote it
-        self.shipped: set[tuple[Tile, int]] = set()
+        self.shipped: dict[Tile, set[int]] = {}
         #: persistent tiles that were just written, each with its node and one that uses it, too
         self.written: list[tuple[Tile, int, int]] = []
 
-    def part(self) -> Program:
-        whole, found, places = self.program, self.found, dict[int, int]()
+    def parts(self) -> list[Program]:
+        whole, begins = self.program, {position for position, _ in self.program.sections}
+        #: by the position of a section, where it begins in each part
+        places: dict[int, list[int]] = {}
         for position, entry in enumerate(whole.entries):
-            places[position] = len(found)
+            if position in begins:
+                places[position] = list(map(len, self.found.values()))
             self._cut(position, entry)
-            if position + 1 == len(whole) or not isinstance(whole.entries[position + 1], Passage):
+            if self.written and (position + 1 == len(whole) or not isinstance(whole.entries[position + 1], Passage)):
                 self._ship_written()  # behind the passage of the same tiles, which follows their change
-        places[len(whole)] = len(found)
-        own = {tile for entry in found.entries for tile in entry.tiles}
+        places[len(whole)] = list(map(len, self.found.values()))
+        for number, part in enumerate(self.found.values()):
+            self._complete(part, {position: there[number] for position, there in places.items()})
+        return list(self.found.values())
+
+    def _complete(self, found: Program, places: Mapping[int, int]) -> None:
+        """Add all but the entries to a part. places: where the sections of the whole program begin in it."""
+        whole, own = self.program, {tile for entry in found.entries for tile in entry.tiles}
         found.numbers = whole.numbers
         found.inputs = {name: tile for name, tile in whole.inputs.items() if tile in own}
         found.rewritten = {mark: tuple(tile for tile in tiles if tile in own) for mark, tiles in whole.rewritten.items()}
         found.temporaries = [tile for tile in whole.temporaries if tile in own]
         found.fetches = [entry for entry in found.entries if isinstance(entry, Fetch)]
         found.sections = sorted(((places[position], section) for position, section in whole.sections), key=itemgetter(0))
-        return found.finish()
+        found.finish()
 
     def _cut(self, position: int, entry: Entry) -> None:
-        """Add what this node does about an entry of the whole program."""
+        """Add what each node does about an entry of the whole program."""
         home = self.homes[position]
         if isinstance(entry, Mark):
-            self.found.mark(entry.name)
+            for part in self.found.values():
+                part.mark(entry.name)
         elif isinstance(entry, Handover):
-            self._hand_over(entry, home, self._node_of(entry.device))
+            self._hand_over(entry, home, self.places[entry.device][0])
         elif isinstance(entry, Passage):
             tiles = tuple(tile for tile in entry.tiles if len(self.users[tile].get(home, ())) > 1)
-            if home == self.node and tiles:
-                self.found.add(Passage(tiles, self._named(entry.device)))
+            if home in self.found and tiles:
+                self.found[home].add(Passage(tiles, self.places[entry.device][1]))
         else:
-            if home == self.node:
-                self.found.add(self._own(entry))
+            if home in self.found:
+                self.found[home].add(self._own(entry))
             for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if how != READ and tile.persistent:
                     self.written += ((tile, home, other) for other in sorted(self.users[tile].keys() - {home}))
                 elif how != READ:
-                    self.shipped -= {(tile, node) for node in self.users[tile]}
+                    self.shipped.pop(tile, None)
 
     def _hand_over(self, entry: Handover, source: int, target: int) -> None:
         if source != target:
-            if (entry.tile, target) not in self.shipped:  # else another device of the node was handed it
-                self.shipped.add((entry.tile, target))
+            if target not in (there := self.shipped.setdefault(entry.tile, set())):  # else another device was handed it
+                there.add(target)
                 self._ship(entry.tile, source, target)
-        elif source == self.node:
-            self.found.add(replace(entry, source=self._named(entry.source), device=self._named(entry.device)))
+        elif source in self.found:
+            own = replace(entry, source=self.places[entry.source][1], device=self.places[entry.device][1])
+            self.found[source].add(own)
 
     def _ship_written(self) -> None:
         for tile, source, target in self.written:
@@ -105,46 +126,48 @@ class _Cutter:
     def _ship(self, tile: Tile, source: int, target: int) -> None:
         index = self.counts[source, target]
         self.counts[source, target] += 1
-        if self.node == source:
-            self.found.add(Shipment(tile, target, index, READ))
-        elif self.node == target:
-            self.found.add(Shipment(tile, source, index, WRITE))
+        if source in self.found:
+            self.found[source].add(Shipment(tile, target, index, READ))
+        if target in self.found:
+            self.found[target].add(Shipment(tile, source, index, WRITE))
 
     def _own(self, entry: Entry) -> Entry:
-        """Return an own entry with the name that its device has on this node."""
+        """Return an entry with the name that its device has on its node."""
         if isinstance(entry, Operation | Fetch) and entry.device != HOST:
-            return replace(entry, device=self._named(entry.device))
+            name = self.places[entry.device][1]
+            return entry if entry.device == name else replace(entry, device=name)
         return entry
 
-    def _named(self, device: str) -> str:
-        return device_named(number_of(device) % self.devices)
-
-    def _node_of(self, device: str) -> int:
-        return number_of(device) // self.devices
+    def _place(self, device: str) -> tuple[int, str]:
+        node, number = divmod(number_of(device), self.devices)
+        return node, device_named(number)
 
     def _homes(self) -> list[int]:
         """Return the node of each entry: of its device; for work of the host, the one that wrote its temporary tiles."""
+        by_host = (entry for entry in self.program.entries if entry.device == HOST)
+        at_host = {tile for entry in by_host for tile in entry.tiles if not tile.persistent}
         found, writers = [], dict[Tile, int]()
         for entry in self.program.entries:
             if isinstance(entry, Mark):
                 home = 0
             elif isinstance(entry, Handover):
-                home = self._node_of(entry.source)
+                home = self.places[entry.source][0]
             elif entry.device != HOST:
-                home = self._node_of(entry.device)
+                home = self.places[entry.device][0]
             else:
                 home = next((writers[tile] for tile in entry.tiles if tile in writers), 0)
-            if not isinstance(entry, Handover | Passage):
+            if at_host and not isinstance(entry, Handover | Passage):
                 written = (tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
-                writers.update((tile, home) for tile in written if not tile.persistent)
+                writers.update((tile, home) for tile in written if tile in at_host)
             found.append(home)
         return found
 
     def _users(self) -> dict[Tile, dict[int, set[str]]]:
-        """Return for each tile the nodes that use it, each with its devices that do."""
+        """Return for each persistent tile the nodes that use it, each with its devices that do."""
         found: dict[Tile, dict[int, set[str]]] = defaultdict(dict)
         for entry, home in zip(self.program.entries, self.homes, strict=True):
             if not isinstance(entry, Handover | Passage):
                 for tile in entry.tiles:
-                    found[tile].setdefault(home, set()).update({entry.device} - {HOST})
+                    if tile.persistent:
+                        found[tile].setdefault(home, set()).update({entry.device} - {HOST})
         return found

@@ -7,7 +7,8 @@ from there. Devices take turns in going first, so each loads its part.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from asynctile.program.operation import HOST, READ
@@ -35,33 +36,48 @@ def _between(program: Program, devices: Sequence[int], positions: Sequence[int])
 
     In each round each device does its part, and another one goes first.
     """
-    queues: dict[int, list[int]] = defaultdict(list)
+    queues: dict[int, deque[int]] = defaultdict(deque)
+    homes: dict[int, int] = {}
     device = 0
     for position in positions:
-        device = device if program.entries[position].device == HOST else devices[position]
+        device = homes[position] = device if program.entries[position].device == HOST else devices[position]
         queues[device].append(position)
-    waits, done, taken = _waits(program, positions), set[int](), dict.fromkeys(queues, 0)
-    rounds = min(map(len, queues.values()), default=0)
+    left, behind = _waits(program, positions)
+    counts = {queue: len(own) for queue, own in queues.items()}
+    places = {queue: place for place, queue in enumerate(queues)}
+    rounds = min(counts.values(), default=0)
+    #: the queues whose first entry waits for nothing, by their turns
+    ready: list[tuple[int, int, int, int]] = []
 
-    def turn(queue: int) -> tuple[int, int]:
-        number = taken[queue] * rounds // len(queues[queue])
-        return number, (queue - number) % len(queues)
+    def offer(queue: int) -> None:
+        if queues[queue] and not left[queues[queue][0]]:
+            number = (counts[queue] - len(queues[queue])) * rounds // counts[queue]
+            heapq.heappush(ready, (number, (queue - number) % len(queues), places[queue], queue))
 
-    for _ in positions:
-        heads = (queue for queue, count in taken.items() if count < len(queues[queue]))
-        queue = min((queue for queue in heads if waits[queues[queue][taken[queue]]] <= done), key=turn)
-        yield (position := queues[queue][taken[queue]])
-        taken[queue] += 1
-        done.add(position)
+    for queue in queues:
+        offer(queue)
+    while ready:
+        queue = heapq.heappop(ready)[-1]
+        yield (position := queues[queue][0])
+        for later in behind.pop(position, ()):
+            left[later] -= 1
+            if not left[later] and queues[homes[later]][0] == later:
+                offer(homes[later])
+        queues[queue].popleft()
+        offer(queue)
 
 
-def _waits(program: Program, positions: Sequence[int]) -> dict[int, set[int]]:
-    """Return, for each entry, those of the others that come before it: it uses what they write, or writes what they use."""
-    found: dict[int, set[int]] = {}
+def _waits(program: Program, positions: Sequence[int]) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Return for each entry how many of the others come before it, and the entries that come behind it.
+
+    An entry comes behind another one if it uses what that writes, or writes what that uses.
+    """
+    left: dict[int, int] = {}
+    behind: dict[int, list[int]] = defaultdict(list)
     writer: dict[Tile, int] = {}
     readers: dict[Tile, set[int]] = defaultdict(set)
     for position in positions:
-        before = found[position] = set()
+        before = set[int]()
         entry = program.entries[position]
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if tile in writer:
@@ -72,4 +88,7 @@ def _waits(program: Program, positions: Sequence[int]) -> dict[int, set[int]]:
             else:
                 readers[tile].add(position)
         before.discard(position)
-    return found
+        left[position] = len(before)
+        for earlier in before:
+            behind[earlier].append(position)
+    return left, behind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
-from asynctile.program.parts import part_of, reporters
+from asynctile.program.parts import part_of, parts_of, reporters
 from asynctile.program.program import Fetch, Handover, Mark, Passage, Program, Shipment
 from asynctile.program.spread import spread
 from asynctile.storage.tile import Tile
@@ -71,7 +71,7 @@ class Node:
 def together(program: Program, nodes: int, runs: int = 2) -> list[dict[Any, Any]]:
     """Return what each entry meets when all nodes carry out their parts side by side."""
     wire: dict[Any, Any] = {}
-    all_nodes = [Node(number, part_of(program, number, 1), wire, runs) for number in range(nodes)]
+    all_nodes = [Node(number, part, wire, runs) for number, part in enumerate(parts_of(program, range(nodes), 1))]
     going = list(all_nodes)
     while going:
         moved = [next(node.steps, None) for node in going]
@@ -122,6 +122,20 @@ def test_both_ends_of_a_way_count_alike_and_in_one_order(seed: int) -> None:
             sent = [(entry.index, entry.tile) for entry in ships if entry.node == target and entry.access == READ]
             received = [(entry.index, entry.tile) for entry in there if entry.node == source and entry.access == WRITE]
             assert sent == received and [index for index, _ in sent] == list(range(len(sent)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_parts_that_are_cut_together_are_those_that_are_cut_alone(seed: int) -> None:
+    program, wanted = drawn(seed, 6), [0, 2, 1]
+    program.section("forward", "end")
+    for node, together in zip(wanted, parts_of(program, wanted, 2), strict=True):
+        by_itself = part_of(program, node, 2)
+        assert names(together) == names(by_itself) and together.temporaries == by_itself.temporaries
+        assert [entry.tiles for entry in together.entries] == [entry.tiles for entry in by_itself.entries]
+        assert together.sections == by_itself.sections == [(len(together), ("forward", "end"))]
+        shipped = [[(entry.node, entry.index) for entry in part.entries if isinstance(entry, Shipment)]
+                   for part in (together, by_itself)]  # fmt: skip
+        assert shipped[0] == shipped[1]
 
 
 def handed(*devices: int) -> Program:
