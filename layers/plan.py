@@ -15,9 +15,9 @@ from typing import Any
 from asynctile.layers.config import STATES_NBYTES, WEIGHT_NBYTES, Config
 from asynctile.layers.machine import Machine, Work, size
 from asynctile.layers.parameters import Parameters
-from asynctile.layers.planned_step import planned_step
+from asynctile.layers.planned_step import PlannedStep, planned_step
 from asynctile.layers.update_placement import updates_of
-from asynctile.measure.simulate import simulate
+from asynctile.measure.simulate import Traffic, simulate
 from asynctile.measure.virtual import Resource, Timeline
 from asynctile.program.operation import HOST
 from asynctile.schedule.schedule import Schedule
@@ -186,26 +186,14 @@ def plan_step(
     wrong numbers.
     """
     step = planned_step(config, work, machine, stage)
-    program, demand = step.program, step.demand
+    program = step.program
     flops = sum(operation.flops for operation in program.operations())
     host = machine.host_nbytes
     cap = machine.cap(host)
-    in_ram = demand.rounded(PAGE if machine.spill else ALIGNMENT)
+    in_ram = step.demand.rounded(PAGE if machine.spill else ALIGNMENT)
     updates = updates_of(program)
     stage(f"placing the tiles of {len(program):,} operations")
-    traffic = simulate(
-        program,
-        step.standing,
-        demand=demand,
-        device=machine.device,
-        grain=machine.grain,
-        device_memory=cap if machine.has_link else None,
-        host_memory=host,
-        spill=machine.spill,
-        spill_limit=size(machine.spill_limit),
-        prefetch=machine.prefetch,
-        rates=machine.rates,
-    )
+    traffic = traffic_of(step, machine)
     stage("estimating the time of a step")
     timeline = machine.costs(step.parameters.tiling.tile).timeline(traffic.schedule)
     keep(traffic.schedule, timeline)
@@ -247,6 +235,24 @@ def plan_step(
         tokens_per_s=work.batch_size * work.seq_len / timeline.seconds,
         busy=timeline.shares(),
         rates=_rates(machine),
+    )
+
+
+def traffic_of(step: PlannedStep, machine: Machine) -> Traffic:
+    """Return the traffic of a step on its machine, with its schedule. BudgetError if a cap is too small."""
+    host = machine.host_nbytes
+    return simulate(
+        step.program,
+        step.standing,
+        demand=step.demand,
+        device=machine.device,
+        grain=machine.grain,
+        device_memory=machine.cap(host) if machine.has_link else None,
+        host_memory=host,
+        spill=machine.spill,
+        spill_limit=size(machine.spill_limit),
+        prefetch=machine.prefetch,
+        rates=machine.rates,
     )
 
 

@@ -53,7 +53,7 @@ class PlannedStep:
 def planned_step(
     config: Config, work: Work, machine: Machine, stage: Callable[[str], object] = lambda text: None
 ) -> PlannedStep:
-    """Return the step that a run makes; of several nodes, the part of node 0, as if all could choose like node 0.
+    """Return the step that a run makes; of several nodes, the part of node 0 if all choose the arrangement that suits it best.
 
     stage: called with a description of the work as it begins. BudgetError if a tier that tiles can leave has a cap below the
     floor; ValueError for wrong numbers.
@@ -64,7 +64,7 @@ def planned_step(
 def planned_steps(
     config: Config, work: Work, machine: Machine, nodes: Sequence[int], stage: Callable[[str], object] = lambda text: None
 ) -> list[PlannedStep]:
-    """Return the parts of a step that `nodes` run, which agree on one arrangement; otherwise as `planned_step`."""
+    """Return the parts of `nodes` of a step, which agree on one arrangement. Otherwise as `planned_step`."""
     tiling = Tiling(config, work.tile, machine.grain)
     # First, because this refuses a batch that is too large.
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches, work.replicas)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from asynctile.measure.virtual import Resource, Timeline, Unit, timeline, unit_of
+from asynctile.measure.virtual import Resource, Timeline, Unit, timelines, unit_of
 from asynctile.program.operation import HOST, Operation
 from asynctile.schedule.rates import Rates
 from asynctile.schedule.schedule import Kind, Schedule, Scheduled
@@ -40,9 +40,13 @@ class EntryCosts:
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Return when each entry of a schedule runs."""
+        return self.timelines([schedule])[0]
+
+    def timelines(self, schedules: Sequence[Schedule]) -> list[Timeline]:
+        """Return when each entry runs on each of several such machines, which are the nodes of a training."""
         if not self.cores:
-            return timeline(schedule, self.seconds, unit_of)
-        return timeline(schedule, self._beside_copies(schedule), self._unit, self.at_once)
+            return timelines(schedules, [self.seconds] * len(schedules), unit_of)
+        return timelines(schedules, list(map(self._beside_copies, schedules)), self._unit, self.at_once)
 
     @property
     def at_once(self) -> int:

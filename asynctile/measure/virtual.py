@@ -4,18 +4,23 @@ A GPU computes one entry at a time, a device of several cores as many as it has 
 devices, the disk, and the updates in RAM carry one entry at a time. Of the entries that may begin, a unit takes the earliest in
 the schedule, as the workers of asynctile/execute/workers do. What comes behind the mark of the updates waits until the host
 knows the loss. Nothing else takes time: no mutex, no wake-up. Pure arithmetic.
+
+One clock may run over all nodes of a training. Then a transfer needs both ends: it begins when the tile is there, its place is
+free, and neither node sends or receives another tile that way. Between two nodes transfers go in the order of their numbers, as
+in asynctile/nodes/boxes.py. All nodes begin together, and update nothing before the loss of all is known.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from asynctile.program.operation import HOST, NO_NUMBER, Operation
+from asynctile.errors import AsynctileError
+from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import UPDATE
 from asynctile.schedule.schedule import Kind, Schedule, Scheduled
 
@@ -63,8 +68,8 @@ def unit_of(entry: Scheduled) -> Unit:
 class Timeline:
     """One run of a schedule.
 
-    seconds: all of it. busy: seconds in which each unit worked. begins, ends, units: by entry. at_once: how many operations a
-    device computes side by side.
+    seconds: all of it, on all nodes of the clock. busy: seconds in which each unit worked. begins, ends, units: by entry.
+    at_once: how many operations a device computes side by side.
     """
 
     seconds: float
@@ -86,38 +91,81 @@ class Timeline:
 def timeline(
     schedule: Schedule, seconds_of: Seconds, unit_of: Callable[[Scheduled], Unit] = unit_of, at_once: int = 1
 ) -> Timeline:
-    """Return when each entry runs.
+    """Return when each entry runs. Of several nodes this is one, which never waits for another.
 
     seconds_of: of an entry by itself. unit_of: the unit that carries it. at_once: how many operations a device computes side by
     side.
     """
-    clock = _Clock(schedule, seconds_of, [unit_of(entry) for entry in schedule.entries], at_once)
-    return Timeline(clock.run(), dict(clock.busy), clock.begins, clock.ends, clock.units, at_once)
+    return timelines([schedule], [seconds_of], unit_of, at_once)[0]
+
+
+def timelines(
+    schedules: Sequence[Schedule], seconds_of: Sequence[Seconds], unit_of: Callable[[Scheduled], Unit] = unit_of,
+    at_once: int = 1,
+) -> list[Timeline]:  # fmt: skip
+    """Return when each entry runs on each node, by one clock. schedules, seconds_of: by node; otherwise as `timeline`.
+
+    A transfer takes as long as it does for the slower of both nodes. ValueError if nodes count other transfers between them.
+    """
+    clock = _Clock(schedules, seconds_of, [[unit_of(entry) for entry in schedule.entries] for schedule in schedules], at_once)
+    seconds = clock.run()
+    return [clock.of(node, seconds) for node in range(len(schedules))]
 
 
 class _Clock:
-    def __init__(self, schedule: Schedule, seconds_of: Seconds, units: list[Unit], at_once: int) -> None:
-        self.units = units
-        self.begins, self.ends = [0.0] * len(schedule), [0.0] * len(schedule)
-        self.busy: dict[Unit, float] = defaultdict(float)
-        self._entries, self._seconds_of = schedule.entries, seconds_of
-        self._left = [len(entry.waits) + len(entry.after) for entry in schedule.entries]
-        self._held, self._reporting = _held(schedule)
-        self._ready: dict[Unit, list[int]] = {unit: [] for unit in self.units}
-        self._free = {unit: at_once if unit.resource is Resource.COMPUTE else 1 for unit in self._ready}
+    """One run of the schedules of all nodes, whose entries have one numbering, node by node.
+
+    lanes: of each entry, the number of its node's unit. others: the other end of a transfer between two nodes, by either end.
+    The receiving end is no task of its own: whatever waits for either end waits for the sending one.
+    """
+
+    def __init__(
+        self, schedules: Sequence[Schedule], seconds_of: Sequence[Seconds], units: list[list[Unit]], at_once: int
+    ) -> None:
+        self.units, self.at_once = units, at_once
+        self.firsts = [0, *accumulate(map(len, schedules))]
+        self.entries = [entry for schedule in schedules for entry in schedule.entries]
+        self.begins, self.ends = [0.0] * len(self.entries), [0.0] * len(self.entries)
+        numbers: dict[tuple[int, Unit], int] = {}
+        self.lanes = [numbers.setdefault((node, unit), len(numbers)) for node, own in enumerate(units) for unit in own]
+        self.carriers = list(numbers)
+        self.busy = [0.0] * len(numbers)
+        self._seconds_of = [seconds_of[node] for node, _ in numbers]
+        self._free = [at_once if unit.resource is Resource.COMPUTE else 1 for _, unit in numbers]
+        self._ready: list[list[int]] = [[] for _ in numbers]
         self._ends_at: list[tuple[float, int]] = []
+        pairs = _pairs(schedules, self.firsts) if len(schedules) > 1 else {}
+        self.others = {end: other for pair in pairs.values() for end, other in (pair, pair[::-1])}
+        self._tasks = {receiving: sending for sending, receiving in pairs.values()}
+        self._left = [0] * len(self.entries)
+        self._behind: list[list[int]] = [[] for _ in self.entries]
+        for schedule, first in zip(schedules, self.firsts, strict=False):
+            for number, entry in enumerate(schedule.entries, first):
+                for earlier in (*entry.waits, *entry.after):
+                    self._wait(number, first + earlier)
+        for (way, (earlier, _)), (same, (later, _)) in pairwise(sorted(pairs.items())):
+            if way[:2] == same[:2]:
+                self._wait(later, earlier)
+        self._held, self._reporting = set[int](), set[int]()
+        for schedule, first in zip(schedules, self.firsts, strict=False):
+            held, reporting = _held(schedule)
+            self._held |= {self._tasks.get(first + number, first + number) for number in held}
+            self._reporting |= {first + number for number in reporting}
 
     def run(self) -> float:
-        """Run the schedule; return the seconds that it takes."""
-        behind = _behind(self._entries)
-        for number in range(len(self._entries)):
-            self._let(number, 0.0)
+        """Run the schedules; return the seconds that they take."""
+        for number in range(len(self.entries)):
+            if number not in self._tasks:
+                self._let(number, 0.0)
         now = 0.0
         while self._ends_at:
             now, number = heapq.heappop(self._ends_at)
-            self._free[self.units[number]] += 1
-            self._take(self.units[number], now)
-            for later in behind[number]:
+            ended = self._ends_of(number)
+            for end in ended:
+                self._free[self.lanes[end]] += 1
+            for end in ended:
+                self._take(self.lanes[end], now)
+            for later in self._behind[number]:
                 self._left[later] -= 1
                 self._let(later, now)
             self._reporting.discard(number)
@@ -125,33 +173,83 @@ class _Clock:
                 released, self._held = self._held, set()
                 for later in sorted(released):
                     self._let(later, now)
+        if any(self._left):
+            raise AsynctileError("the nodes' schedules wait for each other in a circle; this is a bug in asynctile")
         return now
+
+    def of(self, node: int, seconds: float) -> Timeline:
+        """Return the run of one node."""
+        own = slice(self.firsts[node], self.firsts[node + 1])
+        busy = {unit: self.busy[lane] for lane, (at, unit) in enumerate(self.carriers) if at == node}
+        return Timeline(seconds, busy, self.begins[own], self.ends[own], self.units[node], self.at_once)
+
+    def _wait(self, number: int, earlier: int) -> None:
+        """Let an entry wait for another one."""
+        task = self._tasks.get(number, number)
+        self._left[task] += 1
+        self._behind[self._tasks.get(earlier, earlier)].append(task)
+
+    def _ends_of(self, number: int) -> tuple[int, ...]:
+        """Return an entry, and the other end of its transfer."""
+        return (number, self.others[number]) if number in self.others else (number,)
 
     def _let(self, number: int, now: float) -> None:
         """Let an entry begin, if nothing keeps it."""
         if self._left[number] == 0 and number not in self._held:
-            heapq.heappush(self._ready[self.units[number]], number)
-            self._take(self.units[number], now)
+            for end in self._ends_of(number):
+                heapq.heappush(self._ready[self.lanes[end]], end)
+            self._take(self.lanes[number], now)
 
-    def _take(self, unit: Unit, now: float) -> None:
+    def _take(self, lane: int, now: float) -> None:
         """Begin the earliest entry that may run on a free unit."""
-        if not self._free[unit] or not self._ready[unit]:
+        ready = self._ready[lane]
+        if not self._free[lane] or not ready:
             return
-        number = heapq.heappop(self._ready[unit])
-        spent = self._seconds_of(self._entries[number])
-        self.begins[number], self.ends[number] = now, now + spent
-        self.busy[unit] += spent
-        self._free[unit] -= 1
-        heapq.heappush(self._ends_at, (now + spent, number))
+        number = ready[0]
+        if number in self.others:
+            both_free = [end for end in ready if self._free[self.lanes[self.others[end]]]]
+            if not both_free:
+                return
+            number = min(both_free)
+        ends = self._ends_of(number)
+        spent = max(self._seconds_of[self.lanes[end]](self.entries[end]) for end in ends)
+        for end in ends:
+            self.begins[end], self.ends[end] = now, now + spent
+            self.busy[self.lanes[end]] += spent
+            self._free[self.lanes[end]] -= 1
+            _drop(self._ready[self.lanes[end]], end)
+        heapq.heappush(self._ends_at, (now + spent, self._tasks.get(number, number)))
 
 
-def _behind(entries: tuple[Scheduled, ...]) -> list[list[int]]:
-    """Return, for each entry, those that wait for it."""
-    behind: list[list[int]] = [[] for _ in entries]
-    for number, entry in enumerate(entries):
-        for earlier in (*entry.waits, *entry.after):
-            behind[earlier].append(number)
-    return behind
+def _drop(heap: list[int], number: int) -> None:
+    """Remove a number from a heap, most often the least."""
+    if heap[0] == number:
+        heapq.heappop(heap)
+    else:
+        heap.remove(number)
+        heapq.heapify(heap)
+
+
+def _pairs(schedules: Sequence[Schedule], firsts: Sequence[int]) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """Return the entries that send and receive each tile between two nodes, by (source, target, index).
+
+    firsts: the number of the first entry of each node.
+    """
+    sent: dict[tuple[int, int, int], int] = {}
+    received: dict[tuple[int, int, int], int] = {}
+    for node, (schedule, first) in enumerate(zip(schedules, firsts, strict=False)):
+        for number, entry in enumerate(schedule.entries, first):
+            if entry.kind is Kind.TRANSFER and entry.node is not None:
+                to, source = entry.places
+                if to.tier >= 0:
+                    received[entry.node, node, source.index] = number
+                else:
+                    sent[node, entry.node, to.index] = number
+    if sent.keys() != received.keys():
+        way = min(sent.keys() ^ received.keys())
+        raise ValueError(f"only one node knows of transfer {way[2]} from node {way[0]} to node {way[1]}; give the schedules of "
+                         "all nodes of one program")
+    return {way: (number, received[way]) for way, number in sent.items()}
 
 
 def _held(schedule: Schedule) -> tuple[set[int], set[int]]:
@@ -160,8 +258,4 @@ def _held(schedule: Schedule) -> tuple[set[int], set[int]]:
         return set(), set()
     marks, entries = schedule.marks, schedule.entries
     held = {number for number, entry in enumerate(entries) if entry.stretch >= marks[UPDATE]}
-    return held, {number for number, entry in enumerate(entries) if entry.stretch < marks["loss"] and _reports(entry)}
-
-
-def _reports(entry: Scheduled) -> bool:
-    return isinstance(entry.what, Operation) and entry.what.number not in (None, NO_NUMBER)
+    return held, {number for number, entry in enumerate(entries) if entry.stretch < marks["loss"] and entry.reports}

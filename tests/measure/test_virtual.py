@@ -6,13 +6,17 @@ from dataclasses import replace
 import pytest
 
 from asynctile.layers.machine import Machine, Work
-from asynctile.layers.planned_step import planned_step
+from asynctile.layers.plan import traffic_of
+from asynctile.layers.planned_step import planned_step, planned_steps
 from asynctile.measure.costs import CARRY, EntryCosts
 from asynctile.measure.simulate import simulate
-from asynctile.measure.virtual import Resource, Unit, timeline, unit_of
-from asynctile.program.operation import HOST, Operation
+from asynctile.measure.virtual import Resource, Seconds, Timeline, Unit, timeline, timelines, unit_of
+from asynctile.program.operation import HOST, WRITE, Operation
+from asynctile.program.program import Program
 from asynctile.schedule.rates import CORES, assumed
-from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.schedule.schedule import RAM, TOP, Kind, Place, Schedule, Scheduled, node_tier_of
+from asynctile.storage.tile import Tile
+from tests.by_hand import SHAPE
 from tests.layers.training import NARROW
 
 GPU = assumed("cuda:0")
@@ -113,3 +117,102 @@ def test_updates_in_ram_run_beside_a_gpu_and_on_the_cores_of_an_emulated_device(
 def test_a_file_below_ram_is_a_unit_of_its_own() -> None:
     shares = EntryCosts(rates=replace(CORES, disk_per_s=1e5), cores=2).timeline(schedule_of("cpu", spill=True)).shares()
     assert next(iter(shares)) == Resource.DISK and set(shares) == {Resource.DISK, Resource.COMPUTE}
+
+
+TILE = Tile("t", SHAPE)
+
+
+def work(*waits: int, stretch: int = 0, reports: bool = False) -> Scheduled:
+    what = Operation("none", (TILE,), WRITE, number=0 if reports else None)
+    return Scheduled(Kind.OPERATION, what, (Place(TOP, TILE.nbytes, 0),), waits, (), stretch)
+
+
+def sends(target: int, index: int, *waits: int) -> Scheduled:
+    places = Place(node_tier_of(target), TILE.nbytes, index), Place(RAM, TILE.nbytes, 0)
+    return Scheduled(Kind.TRANSFER, TILE, places, waits, (), 0)
+
+
+def receives(source: int, index: int, *waits: int) -> Scheduled:
+    return replace(sends(source, index, *waits), places=sends(source, index).places[::-1])
+
+
+def node(*entries: Scheduled, **marks: int) -> Schedule:
+    return Schedule(Program("by hand"), entries, (0,), marks, (), {}, (), (), (), repeats=True)
+
+
+def lasting(work_s: float, transfer_s: float = 2.0) -> Seconds:
+    return lambda entry: work_s if entry.kind is Kind.OPERATION else transfer_s
+
+
+def spans(line: Timeline) -> list[tuple[float, float]]:
+    return list(zip(line.begins, line.ends, strict=True))
+
+
+def test_a_transfer_waits_for_both_nodes_and_takes_as_long_as_for_the_slower_one() -> None:
+    schedules = [node(work(), sends(1, 0, 0)), node(work(), receives(0, 0, 0), work(1))]
+    one, other = timelines(schedules, [lasting(1.0, 2.0), lasting(3.0, 4.0)])
+    assert spans(one) == [(0, 1), (3, 7)] and spans(other) == [(0, 3), (3, 7), (7, 10)]
+    assert one.seconds == other.seconds == 10
+    assert one.busy == {Unit(0, Resource.COMPUTE): 1, Unit(0, Resource.SENT): 4} and other.busy[0, Resource.RECEIVED] == 4
+
+
+def test_a_node_by_itself_waits_for_no_other_node() -> None:
+    line = timeline(node(work(), receives(1, 0), sends(1, 0, 0), work(1)), lasting(1.0, 2.0))
+    assert spans(line) == [(0, 1), (0, 2), (1, 3), (2, 3)]
+
+
+def test_transfers_between_two_nodes_keep_their_order_and_hold_up_no_other_pair() -> None:
+    schedules = [
+        node(work(), sends(1, 0, 0), sends(1, 1), sends(2, 0), receives(1, 0)),
+        node(receives(0, 0), receives(0, 1), sends(0, 0)),
+        node(receives(0, 0)),
+    ]
+    first, second, third = timelines(schedules, [lasting(5.0)] * 3)
+    assert spans(first) == [(0, 5), (5, 7), (7, 9), (0, 2), (0, 2)]
+    assert spans(second) == [(5, 7), (7, 9), (0, 2)] and spans(third) == [(0, 2)]
+
+
+def test_a_node_receives_from_one_other_node_at_a_time_and_senders_go_on_with_other_tiles() -> None:
+    schedules = [
+        node(sends(2, 0), receives(1, 0)), node(sends(2, 0), sends(0, 0)), node(receives(0, 0), receives(1, 0)),
+    ]  # fmt: skip
+    first, second, third = timelines(schedules, [lasting(1.0)] * 3)
+    assert spans(third) == [(0, 2), (2, 4)] and spans(second) == [(2, 4), (0, 2)] and spans(first) == [(0, 2), (0, 2)]
+
+
+def test_a_slow_node_holds_the_updates_of_all_until_its_loss_is_known() -> None:
+    own = node(work(reports=True), work(0, stretch=2), loss=1, update=2)
+    quick, slow = timelines([own, own], [lasting(1.0), lasting(9.0)])
+    assert spans(quick) == [(0, 1), (9, 10)] and spans(slow) == [(0, 9), (9, 18)] and quick.seconds == 18
+
+
+def test_schedules_of_some_nodes_alone_are_refused() -> None:
+    with pytest.raises(ValueError, match="only one node knows of transfer 0 from node 0 to node 2"):
+        timelines([node(sends(2, 0)), node()], [lasting(1.0)] * 2)
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [(2, 2), (4, 1)])
+def test_all_nodes_of_a_step_run_by_one_clock(nodes: int, devices: int) -> None:
+    machine = Machine(device=f"cuda:0-{devices - 1}" if devices > 1 else "cuda:0", nodes=nodes, sent_per_s=1e7)
+    step_of_all = Work(batch_size=8, seq_len=17, replicas=8, tile=NARROW.tile)
+    steps = planned_steps(NARROW.config, step_of_all, machine, range(nodes))
+    schedules = [traffic_of(step, machine).schedule for step in steps]
+    lines = machine.costs(NARROW.tile).timelines(schedules)
+    carried = defaultdict(list)
+    for number, (schedule, line) in enumerate(zip(schedules, lines, strict=True)):
+        assert line.seconds == max(max(one.ends) for one in lines)
+        for entry, begin in zip(schedule.entries, line.begins, strict=True):
+            assert all(line.ends[before] <= begin for before in (*entry.waits, *entry.after))
+        for entry, unit, span in zip(schedule.entries, line.units, spans(line), strict=True):
+            if entry.node is not None:
+                carried[number, unit.resource].append((span, entry.node, entry.places))
+    assert len(carried) == 2 * nodes
+    for (number, resource), all_of in carried.items():
+        ends = [0.0, *(end for (_, end), _, _ in sorted(all_of))]
+        assert all(begin >= end for ((begin, _), _, _), end in zip(sorted(all_of), ends, strict=False))
+        for other in {away for _, away, _ in all_of}:
+            there = Resource.RECEIVED if resource is Resource.SENT else Resource.SENT
+            here = [span for span, away, _ in all_of if away == other]
+            assert here == [span for span, away, _ in carried[other, there] if away == number]
+            if resource is Resource.SENT:
+                assert here == sorted(here)
