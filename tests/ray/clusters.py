@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from tests.cli.test_nodes import digests
 from tests.settle import HANG_S
 
 STEPS = 6
+#: Seconds of a slow step.
+SLOW_S = 0.5
+#: What a run can lose.
+LOSSES = ("worker", "machine")
 RUN = {
     "device": "cpu", "replicas": 4, "batch_size": 4, "seq_len": 16, "validate_every": 2, "validation_tokens": 64,
     "save_every": 2, "schedule": "constant", "warmup": 1, "host_memory": "64MiB", "steps": STEPS,
@@ -53,6 +59,37 @@ def fit(folder: Path, workers: int | tuple[int, int], **more: Any) -> Any:
     return trainer.fit()
 
 
+@contextmanager
+def cluster() -> Iterator[Any]:
+    """Give a cluster of a head, where no worker has room, and of two machines with two workers each. No worker outlives it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    small = {"object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    try:
+        made.machines = [made.add_node(num_cpus=2, **small) for _ in range(2)]
+        ray.init(address=made.address)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+    assert not list(workers())
+
+
+def fit_with_a_loss(made: Any, folder: Path, lost: str, step: int, after_s: float) -> Any:
+    """Do the run, which loses a worker or a machine so long after a step; return Ray's result. lost: one of LOSSES."""
+    with chdir(folder), ThreadPoolExecutor(1) as pool:  # the callback is imported from there
+        fitting = pool.submit(fit, folder, (1, 4), **make_slow(folder))
+        until_step(folder, step)
+        time.sleep(after_s)
+        if lost == "worker":
+            kill(max(workers(), key=lambda process: process.pid))
+        else:
+            made.remove_node(made.machines[1], allow_graceful=False)
+        return fitting.result(10 * HANG_S)
+
+
 def workers() -> Iterator[psutil.Process]:
     """Yield the processes in which workers of Ray Train run."""
     for process in psutil.process_iter(["cmdline"]):
@@ -61,11 +98,11 @@ def workers() -> Iterator[psutil.Process]:
 
 
 def until_step(folder: Path, step: int) -> None:
-    """Wait until the run has a checkpoint of this step and does later ones."""
+    """Wait until the run has done this step."""
     end = time.monotonic() + HANG_S
     metrics = folder / "run" / "metrics.jsonl"
-    while not (metrics.exists() and f'"step": {step + 1}' in metrics.read_text()):
-        assert time.monotonic() < end, f"no step {step + 1} in {metrics}"
+    while not (metrics.exists() and f'"step": {step}' in metrics.read_text()):
+        assert time.monotonic() < end, f"no step {step} in {metrics}"
         time.sleep(0.02)
 
 
@@ -74,8 +111,8 @@ def kill(process: psutil.Process) -> None:
 
 
 def make_slow(folder: Path) -> dict[str, Any]:
-    """Write a callback that makes each step take a while, so that a kill comes in the middle; return its option."""
+    """Write a callback that makes each step take SLOW_S, so that a kill comes in the middle; return its option."""
     (folder / "slow.py").write_text(
         "import time\n\nfrom asynctile.callbacks import Callback\n\n\nclass Slow(Callback):\n"
-        "    def step(self, report):\n        time.sleep(0.5)\n")
+        f"    def step(self, report):\n        time.sleep({SLOW_S})\n")
     return {"callback": ["slow:Slow"]}

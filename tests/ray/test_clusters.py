@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from asynctile.cli import main
 from tests.cli.test_nodes import digests
-from tests.ray.clusters import STEPS, alone, fit, kill, make_slow, prepare, until_step, words, workers
-from tests.settle import HANG_S
+from tests.ray import clusters
+from tests.ray.clusters import LOSSES, STEPS, alone, fit, fit_with_a_loss, prepare, words
 
 pytest.importorskip("ray", reason="needs the extra `ray` (make ray)")
 
@@ -33,20 +32,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A cluster of a head, where no worker has room, and of two machines with two workers each."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    try:
-        made.machines = [made.add_node(num_cpus=2, **small) for _ in range(2)]
-        ray.init(address=made.address)
+    with clusters.cluster() as made:
         yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
-    assert not list(workers())
 
 
 def test_a_run_has_the_bits_of_one_process_on_any_number_of_workers(
@@ -60,20 +47,11 @@ def test_a_run_has_the_bits_of_one_process_on_any_number_of_workers(
         assert result.metrics["step"] == STEPS and Path(result.checkpoint.path).is_relative_to(folder / "ray")
 
 
-@pytest.mark.parametrize("lost", ["worker", "machine"])
+@pytest.mark.parametrize("lost", LOSSES)
 def test_a_run_that_loses_a_worker_or_a_machine_goes_on_with_the_same_bits(
-    cluster: Any, undisturbed: dict[str, bytes], tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, undisturbed: dict[str, bytes], tmp_path: Path, lost: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    slow = make_slow(tmp_path)
-    with ThreadPoolExecutor(1) as pool:
-        fitting = pool.submit(fit, tmp_path, (1, 4), **slow)
-        until_step(tmp_path, 2)
-        if lost == "worker":
-            kill(max(workers(), key=lambda process: process.pid))
-        else:
-            cluster.remove_node(cluster.machines[1], allow_graceful=False)
-        assert fitting.result(10 * HANG_S).metrics["step"] == STEPS
+    assert fit_with_a_loss(cluster, tmp_path, lost, step=3, after_s=0.0).metrics["step"] == STEPS
     assert digests(tmp_path / "run") == undisturbed
 
 
