@@ -7,9 +7,9 @@ Two processes with a core each train one model with two replicas, float32 on `cp
 alone takes 0.5, 1 and 2 times as long as that. The rates take turns, each with --steps steps a round.
 
 A step that hid all it could would take the longer of both times, one that hid nothing their sum. `hidden` is the part of the
-shorter one that it hid. Beside it stands the step of node 0 by the virtual clock, as `asynctile plan --nodes 2` makes it. Its
-rates are those that `asynctile info --measure` finds on each core while both measure, before and behind the rounds. The clock
-counts no wait for the other node.
+shorter one that it hid. Beside it stands the step by the virtual clock: of both nodes, which wait for each other, and of node 0
+alone, which never waits, as `asynctile plan --nodes 2` makes it. Its rates are those that `asynctile info --measure` finds on
+each core while both measure, before and behind the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bench_exchange import SECRET, Address, on_nodes
@@ -36,7 +36,8 @@ from asynctile import Engine
 from asynctile.cli.measured import measured
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.machine import Machine, Work
-from asynctile.layers.plan import plan_step
+from asynctile.layers.plan import traffic_of
+from asynctile.layers.planned_step import planned_steps
 from asynctile.measure.hardware import hardware
 from asynctile.nodes import TcpExchange
 
@@ -134,18 +135,27 @@ async def _stepped(exchange: PacedExchange, rounds: int, steps: int, size: int) 
         return found
 
 
-def clocked_s(machine: str, per_s: float, size: int) -> float:
-    """Return the seconds of node 0's step by the virtual clock. machine: the file of a core. per_s: of each way."""
+class Clocked(NamedTuple):
+    """Seconds of a step by the virtual clock: of both nodes, and of node 0 if it never waited."""
+
+    both: float
+    alone: float
+
+
+def clocked(machine: str, per_s: float, size: int) -> Clocked:
+    """Run the virtual clock. machine: the file of a core. per_s: bytes a second of the network, each way."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "core.toml"
         path.write_text(machine)
         here = hardware(str(path))
     nodes = Machine(device="cpu", own_cores=1, measured=here.rates("fp32"), verbs=here.verbs, nodes=NODES, sent_per_s=per_s)
-    return plan_step(CONFIG, Work(batch_size=size, seq_len=LENGTH, replicas=NODES), nodes).step_s
+    parts = planned_steps(CONFIG, Work(batch_size=size, seq_len=LENGTH, replicas=NODES), nodes, range(NODES))
+    costs, schedules = nodes.costs(parts[0].parameters.tiling.tile), [traffic_of(part, nodes).schedule for part in parts]
+    return Clocked(costs.timelines(schedules)[0].seconds, costs.timeline(schedules[0]).seconds)
 
 
-def rows(found: Found, clock: Mapping[float | None, float]) -> Iterator[Sequence[object]]:
-    """Yield a row for each rate. clock: seconds by the virtual clock."""
+def rows(found: Found, clock: Mapping[float | None, Clocked]) -> Iterator[Sequence[object]]:
+    """Yield a row for each rate."""
     compute_s = statistics.median(found.seconds[None])
     for share in SHARES:
         per_s, step_s = found.rates[share], statistics.median(found.seconds[share])
@@ -154,8 +164,8 @@ def rows(found: Found, clock: Mapping[float | None, float]) -> Iterator[Sequence
         hidden = None if share is None else (sum_s - step_s) / min(compute_s, network_s)
         bounds = (None, None) if share is None else (1e3 * longer_s, 1e3 * sum_s)
         wanted = ("no limit", None) if per_s is None else (share, per_s / 1e6)
-        yield (*wanted, found.held[share] / 1e6, 1e3 * network_s, 1e3 * step_s, *bounds, hidden, 1e3 * clock[share],
-               step_s / clock[share])
+        yield (*wanted, found.held[share] / 1e6, 1e3 * network_s, 1e3 * step_s, *bounds, hidden, 1e3 * clock[share].both,
+               step_s / clock[share].both, 1e3 * clock[share].alone)
 
 
 def main() -> None:
@@ -164,13 +174,12 @@ def main() -> None:
     found = nodes[0]
     assert len({node.loss for node in nodes}) == 1, "the nodes have other bits"
     machines = [machine for node in nodes for machine in node.machines]
-    clock = {
-        share: statistics.median(clocked_s(machine, found.rates[share] or found.held[share], options.batch)
-                                 for machine in machines)
-        for share in SHARES
-    }  # fmt: skip
+    clock = {}
+    for share in SHARES:
+        runs = [clocked(machine, found.rates[share] or found.held[share], options.batch) for machine in machines]
+        clock[share] = Clocked(*map(statistics.median, zip(*runs, strict=True)))
     columns = ("network over compute", "MB/s each way", "MB/s held", "network ms", "step ms", "longer of both ms", "sum ms",
-               "hidden", "by the clock ms", "step over the clock")
+               "hidden", "by the clock ms", "step over the clock", "node 0 alone by the clock ms")
     configuration = {
         "model": f"GPT-2, {CONFIG.summary}, T {LENGTH}, B {options.batch}, float32, on cpu, {NODES} nodes of one core each",
         "bytes": f"{found.nbytes:,} sent by a node in a step, and as many received",

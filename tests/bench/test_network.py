@@ -43,14 +43,14 @@ def test_a_step_is_shown_beside_the_longer_time_and_the_sum(bench: Any) -> None:
     network = bench("bench_network")
     seconds = {None: [0.1], 0.5: [0.125], 1.0: [0.2], 2.0: [0.2]}
     found = network.Found(10_000_000, {None: None, 0.5: 2e8, 1.0: 1e8, 2.0: 5e7}, dict.fromkeys(seconds, 1e9), seconds)
-    free, *rows = network.rows(found, dict.fromkeys(seconds, 0.1))
+    free, *rows = network.rows(found, dict.fromkeys(seconds, network.Clocked(0.1, 0.05)))
     assert free[:8] == ("no limit", None, 1000, pytest.approx(10), 100, None, None, None)
     assert [row[5:8] for row in rows] == [
         pytest.approx((100, 150, 0.5)), pytest.approx((100, 200, 0.0)), pytest.approx((200, 300, 1.0))]  # fmt: skip
-    assert [row[9] for row in rows] == pytest.approx([1.25, 2, 2])
+    assert [row[9] for row in rows] == pytest.approx([1.25, 2, 2]) and {row[10] for row in rows} == {50}
 
 
 def test_the_virtual_clock_predicts_longer_steps_over_slower_networks(bench: Any) -> None:
     network = bench("bench_network")
-    fast, slow = (network.clocked_s(CORE, per_s, 4) for per_s in (1e10, 1e7))
-    assert 0.01 < fast < slow / 5
+    fast, slow = (network.clocked(CORE, per_s, 4) for per_s in (1e10, 1e7))
+    assert 0.01 < fast.alone <= fast.both < slow.alone / 5 and slow.alone <= slow.both
