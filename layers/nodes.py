@@ -75,11 +75,11 @@ class Nodes:
         homes = self.homes(parameters)
         return (tile for tile in tiles if homes.get(tile, self.node) == self.node)
 
-    async def begin(self, step: int, inputs: Mapping[str, Any], terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
-        """Agree that a step begins. AsynctileError if another node has another batch or learning rate.
+    async def begin(self, what: str, inputs: Mapping[str, Any], terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """Agree that `what`, such as "step 3", begins. AsynctileError if another node has another batch or learning rate.
 
-        terms: returns what this node's training depends on (terms.py). Before the first step all nodes compare them, and
-        AsynctileError names the first in which two differ.
+        terms: returns what this node's training depends on (terms.py). When the nodes begin for the first time, they compare
+        these, and AsynctileError names the first in which two differ.
         """
         if self._exchange is None:
             return
@@ -91,10 +91,10 @@ class Nodes:
             array = np.ascontiguousarray(inputs[name])
             digest.update(f"{name} {array.shape}".encode())
             digest.update(array.tobytes())
-        said = await self._share(f"begin of step {step}", digest.digest())
+        said = await self._share(f"begin of {what}", digest.digest())
         if (other := next((node for node, one in enumerate(said) if one != said[0]), None)) is not None:
-            raise AsynctileError(f"nodes 0 and {other} have other batches or learning rates for step {step}; give all nodes "
-                                 "the same data and options")
+            raise AsynctileError(f"nodes 0 and {other} have other batches or learning rates for {what}; give all nodes the "
+                                 "same data and options")
 
     async def compare(self, terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
         """Raise AsynctileError, which names the first term in which two nodes differ. terms: as for `begin`."""

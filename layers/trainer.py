@@ -202,7 +202,7 @@ class Trainer:
             rows, inputs, count = await self._cut(tokens, targets, positions)
             step = self.step_count + 1
             inputs["hyper"] = self.optimizer.hyper(step)
-            await self._nodes.begin(step, inputs, partial(terms_of, self._state, self._settings))
+            await self._begin(f"step {step}", inputs)
 
             async def run(rows: Rows, kept: int) -> StepReport:
                 program = await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
@@ -239,21 +239,27 @@ class Trainer:
     ) -> dict[str, NDArray[np.float32]]:
         """Return the gradient of every trained tensor by name, float32; nothing is updated. positions: as for `step`.
 
-        ValueError on one of several nodes.
+        Several nodes call this together with the same batch, and each gets all gradients. An error on one ends the training on
+        all.
         """
-        if self._nodes.count > 1:
-            raise ValueError("gradients stand on several nodes, each on one; ask a trainer of a single node")
-
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self._state.changing.held():
                 await self._state.tuned()
                 rows, inputs, _ = await self._cut(tokens, targets, positions)
+                what = f"gradients after step {self.step_count}"
+                await self._begin(what, inputs)
                 outputs = {item.name: np.empty(item.shape, np.float32) for item in self._state.parameters.trained()}
 
                 async def run(rows: Rows, kept: int) -> None:
-                    await self._state.run(await self._recorded("gradients", rows, kept), inputs, outputs)
+                    program = await self._recorded("gradients", rows, kept)
+                    await self._state.run(program, {name: inputs[name] for name in program.inputs}, outputs)
 
-                await self._keeping.run("gradients", rows, self.update, run)
+                try:
+                    await self._keeping.run("gradients", rows, self.update, run)
+                    await self._nodes.tell(f"end of {what}", b"")  # what was sent may not have arrived
+                except BaseException as error:
+                    self._nodes.give_up(error)
+                    raise
                 return outputs
 
         return await self._runtime.call(job())
@@ -345,6 +351,10 @@ class Trainer:
         trainer.skipped_count = training.skipped_count
         trainer.data_state = training.data_state
         return trainer
+
+    async def _begin(self, what: str, inputs: dict[str, Any]) -> None:
+        """Agree with other nodes that `what` begins."""
+        await self._nodes.begin(what, inputs, partial(terms_of, self._state, self._settings))
 
     async def _cut(
         self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None

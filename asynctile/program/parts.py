@@ -2,7 +2,7 @@
 
 All nodes cut their parts out of one program over all their devices. So they agree, without a word, on which tile is the n-th
 from one node to another, and in which order the tiles go. A temporary tile is sent as soon as it is written, if another node is
-handed it. So is a persistent tile that another node uses, too.
+handed it. So is a persistent tile that another node uses, too. A tile that is fetched goes to all nodes, which fetch it, too.
 
 The order of the whole program is an order in which all transfers can happen: each needs only entries before it. So nodes never
 wait for each other in a circle, though nothing is buffered.
@@ -23,7 +23,8 @@ from asynctile.storage.tile import Tile
 def part_of(program: Program, node: int, devices: int) -> Program:
     """Return the part of `node` in a finished program over the devices of all nodes. devices: of each node.
 
-    Node n has the devices n x devices and up, which its part counts from 0.
+    Each node carries some of the program, and has all its results. Node n has the devices n x devices and up, which its part
+    counts from 0.
     """
     return parts_of(program, [node], devices)[0]
 
@@ -51,6 +52,7 @@ class _Cutter:
     def __init__(self, program: Program, nodes: Collection[int], devices: int) -> None:
         self.program = program
         self.devices = devices
+        self.nodes = -(-program.devices // devices)
         self.found = {node: Program(program.name) for node in nodes}
         #: by the name of a device, its node and the name that it has there
         self.places = {name: self._place(name) for name in {entry.device for entry in program.entries} if name != HOST}
@@ -100,6 +102,13 @@ class _Cutter:
             tiles = tuple(tile for tile in entry.tiles if len(self.users[tile].get(home, ())) > 1)
             if home in self.found and tiles:
                 self.found[home].add(Passage(tiles, self.places[entry.device][1]))
+        elif isinstance(entry, Fetch):
+            for target in range(self.nodes):
+                if target != home and not entry.tile.persistent:  # a persistent tile went there when it was written
+                    self._send(entry.tile, home, target)
+            own = self._own(entry)
+            for part in self.found.values():
+                part.add(own)
         else:
             if home in self.found:
                 self.found[home].add(self._own(entry))
@@ -111,12 +120,16 @@ class _Cutter:
 
     def _hand_over(self, entry: Handover, source: int, target: int) -> None:
         if source != target:
-            if target not in (there := self.shipped.setdefault(entry.tile, set())):  # else another device was handed it
-                there.add(target)
-                self._ship(entry.tile, source, target)
+            self._send(entry.tile, source, target)
         elif source in self.found:
             own = replace(entry, source=self.places[entry.source][1], device=self.places[entry.device][1])
             self.found[source].add(own)
+
+    def _send(self, tile: Tile, source: int, target: int) -> None:
+        """Send the newest bytes of a temporary tile to a node, unless it has them: another of its devices was handed them."""
+        if target not in (there := self.shipped.setdefault(tile, set())):
+            there.add(target)
+            self._ship(tile, source, target)
 
     def _ship_written(self) -> None:
         for tile, source, target in self.written:
@@ -166,7 +179,11 @@ class _Cutter:
         """Return for each persistent tile the nodes that use it, each with its devices that do."""
         found: dict[Tile, dict[int, set[str]]] = defaultdict(dict)
         for entry, home in zip(self.program.entries, self.homes, strict=True):
-            if not isinstance(entry, Handover | Passage):
+            if isinstance(entry, Fetch) and entry.tile.persistent:
+                for node in range(self.nodes):
+                    number = node * self.devices + number_of(entry.device) % self.devices
+                    found[entry.tile].setdefault(node, set()).add(device_named(number))
+            elif not isinstance(entry, Handover | Passage):
                 for tile in entry.tiles:
                     if tile.persistent:
                         found[tile].setdefault(home, set()).update({entry.device} - {HOST})

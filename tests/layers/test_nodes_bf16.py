@@ -91,6 +91,16 @@ async def test_each_master_stands_on_one_node_and_its_copy_on_all() -> None:
     assert len(masters) == len(set(masters)) == len(zero) == len(one)
 
 
+@pytest.mark.laws
+async def test_every_node_gets_all_gradients_in_bf16_with_the_bits_of_one() -> None:
+    async def work(engine: Engine, trainer: Trainer) -> Any:
+        return await trainer.gradients(*BATCHES[0])
+
+    (alone,) = await in_bf16(1, work)
+    for found in await in_bf16(3, work, {"device_memory": STATES // 2}):
+        assert_same_tensors(found, alone)
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), law(1, 3), law(3, 2)])
 async def test_a_checkpoint_of_bf16_nodes_holds_the_masters_and_others_go_on(before: int, after: int, tmp_path: Path) -> None:
     async def first(engine: Engine, trainer: Trainer) -> Any:

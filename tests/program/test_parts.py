@@ -68,21 +68,23 @@ class Node:
                 yield True
 
 
-def together(program: Program, nodes: int, runs: int = 2) -> list[dict[Any, Any]]:
-    """Return what each entry meets when all nodes carry out their parts side by side."""
+def together(program: Program, runs: int = 2) -> list[dict[Any, Any]]:
+    """Return what each entry meets when all nodes carry out their parts side by side. All make the same fetches."""
     wire: dict[Any, Any] = {}
-    all_nodes = [Node(number, part, wire, runs) for number, part in enumerate(parts_of(program, range(nodes), 1))]
+    parts = parts_of(program, range(program.devices), 1)
+    all_nodes = [Node(number, part, wire, runs) for number, part in enumerate(parts)]
     going = list(all_nodes)
     while going:
         moved = [next(node.steps, None) for node in going]
         assert any(one is not False for one in moved), "all nodes wait for each other"
         going = [node for node, one in zip(going, moved, strict=True) if one is not None]
     assert not wire, "something was sent that nobody has received"
-    found = []
+    found, fetched = [], {entry.key for entry in program.fetches}
     for run in range(runs):
         found.append({})
         for node in all_nodes:
-            assert not found[run].keys() & node.seen[run].keys()
+            assert found[run].keys() & node.seen[run].keys() == (fetched if found[run] else set())
+            assert all(found[run].get(key, node.seen[run][key]) == node.seen[run][key] for key in fetched)
             found[run] |= node.seen[run]
     return found
 
@@ -108,13 +110,13 @@ def drawn(seed: int, nodes: int) -> Program:
 @pytest.mark.parametrize("seed", [*range(20), *(law(seed) for seed in range(20, 200))])
 def test_nodes_together_do_what_one_does_alone(nodes: int, seed: int) -> None:
     program = drawn(seed, nodes)
-    assert together(program, nodes) == alone(program)
+    assert together(program) == alone(program)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_both_ends_of_a_way_count_alike_and_in_one_order(seed: int) -> None:
     program = drawn(seed, 3)
-    parts = [part_of(program, node, 1) for node in range(3)]
+    parts = [part_of(program, node, 1) for node in range(program.devices)]
     for source, one in enumerate(parts):
         for target, other in enumerate(parts):
             ships = [entry for entry in one.entries if isinstance(entry, Shipment)]
@@ -199,6 +201,20 @@ def test_an_update_on_the_host_is_made_where_its_gradient_is() -> None:
     assert names(part_of(found, 1, 1)) == ["Operation device:0 w", "Operation host ur", "Shipment host r"]
 
 
+def test_a_result_is_fetched_on_every_node_and_its_tile_goes_once_to_each() -> None:
+    program = Program("by hand")
+    t = program.tile("t", SHAPE)
+    program.add(Operation("none", (t,), WRITE))
+    program.add(Operation("none", (t,), READ))
+    program.fetch(t, "result", ())
+    found = spread(program.finish(), [0, 3, 1])
+    assert names(part_of(found, 0, 2)) == [
+        "Operation device:0 w", "Shipment host r", "Handover device:1 u", "Fetch device:1 r",
+    ]  # fmt: skip
+    assert names(part_of(found, 1, 2)) == ["Shipment host w", "Operation device:1 r", "Fetch device:1 r"]
+    assert [len(part_of(found, node, 2).fetches) for node in range(2)] == [1, 1]
+
+
 def test_a_passage_stays_where_several_devices_of_a_node_use_the_tile() -> None:
     w, x = standing("w", "x")
     program = Program("by hand")
@@ -210,17 +226,16 @@ def test_a_passage_stays_where_several_devices_of_a_node_use_the_tile() -> None:
     assert not [entry for entry in part_of(found, 1, 2).entries if isinstance(entry, Passage | Handover)]
 
 
-def test_inputs_results_marks_and_numbers_come_along() -> None:
+def test_inputs_marks_and_numbers_come_along() -> None:
     program = Program("by hand")
     x, hyper = program.input("x", SHAPE, "float32"), program.input("hyper", SHAPE, "float32")
     program.section("forward", "head")
     program.add(Operation("none", (x,), READ, number=program.number("loss")))
     program.mark("update", rewrites=(hyper,))
     program.add(Operation("none", (hyper,), READ, number=program.number("norm")))
-    program.fetch(x, "logits", ())
     found = spread(program.finish(), [0, 0, 1, 0])
     zero, one = (part_of(found, node, 1) for node in range(2))
     assert (zero.inputs, one.inputs) == ({"x": x}, {"hyper": hyper})
     assert (zero.rewritten, one.rewritten) == ({"update": ()}, {"update": (hyper,)})
     assert zero.numbers == one.numbers == ["loss", "norm"] and reporters(found, 1) == [0, 1]
-    assert len(zero.fetches) == 1 and not one.fetches and zero.sections == one.sections == found.sections
+    assert zero.sections == one.sections == found.sections
