@@ -151,7 +151,8 @@ def nearest(devices: Iterable[int], owner: int) -> int:
     """Return the device on which partials that lie on `devices` are added up: the owner of the sum, or the nearest to it.
 
     The highest bit in which two numbers differ tells how far apart their devices are. So neighbours, and with them the devices
-    of a node, add up their partials before one sum of them goes on. On a power of two of devices the last sum is the owner's.
+    of a node, add up their partials before one sum of them goes on. Each device has partials of its own, so the last sum is the
+    owner's.
     """
     return min(devices, key=owner.__xor__)
 

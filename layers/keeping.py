@@ -74,7 +74,7 @@ class Keeping:
                 cores=1 if runtime.tiers.device.workers is None else runtime.tiers.device.workers.threads,
                 rates=runtime.tiers.rates,
                 copies=runtime.device.name == "emulated",
-                update=update if self._nodes.count == 1 else "device",  # where several nodes update
+                update=update,
             )
             recorded = Recorded(kind, model.parameters)
             best = arrange(recorded, share, around, precision=runtime.life.precision, recompute=self._recompute)

@@ -52,11 +52,6 @@ class Nodes:
         self._has_given_up = False
         self._earlier: NodeError | None = None
 
-    def check_update(self, update: str) -> None:
-        """Raise ValueError for updates on the host, which only a node alone has."""
-        if self.count > 1 and update == "host" and self._runtime.device.has_link:
-            raise ValueError("update is 'host', and several nodes update on their devices; choose 'device' or 'auto'")
-
     def part(self, whole: Program) -> Program:
         """Return what this node does of a program over all devices."""
         if self.count == 1:

@@ -6,9 +6,9 @@ traffic of the step, a run gives it to an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
 from asynctile.layers.arrangement import Recorded, Surroundings, agreed, arrange
@@ -17,12 +17,13 @@ from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.layout import shapes
 from asynctile.layers.machine import Machine, Work
+from asynctile.layers.node_updates import ALL, NONE, tiles_on_host, wish_for
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tuning import Tuning
-from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
+from asynctile.layers.update_placement import NOWHERE, tiles_to_update_on_host, updates_of
 from asynctile.layers.weight_dtype import STORED
 from asynctile.program.needs import demand_of
 from asynctile.program.parts import parts_of
@@ -91,14 +92,13 @@ def planned_steps(
         )
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
-    def updating(on_host: Collection[Tile]) -> Program:
+    def updating(on_host: frozenset[Tile]) -> Program:
         return record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
 
     if machine.nodes == 1:
         placed = [_placed(partial(recorded.program, rows, kept), standing[0], work, machine, updating)]
     else:
-        parts = parts_of(updating(()), nodes, machine.devices)
-        placed = [(part, demand_of([part], own)) for part, own in zip(parts, standing, strict=True)]
+        placed = _placed_on_nodes(dict(zip(nodes, standing, strict=True)), parameters, work, machine, updating)
     found = []
     for (program, demand), own in zip(placed, standing, strict=True):
         floor_bytes, floor_operation = floor.floor_nbytes, floor.what
@@ -127,34 +127,72 @@ def _floor(config: Config, tiling: Tiling, machine: Machine, tuning: Tuning, sto
 
 def _around(machine: Machine, work: Work, standing: list[Tile]) -> Surroundings:
     return Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=machine.spill, cores=machine.cores_of_each,
-                        rates=machine.rates, copies=machine.device.startswith("emulated"),
-                        update=work.update if machine.nodes == 1 else "device")  # fmt: skip
+                        rates=machine.rates, copies=machine.device.startswith("emulated"), update=work.update)  # fmt: skip
 
 
 def _placed(
     alone: Callable[[], Program], standing: list[Tile], work: Work, machine: Machine,
-    updating: Callable[[Collection[Tile]], Program],
+    updating: Callable[[frozenset[Tile]], Program],
 ) -> tuple[Program, Demand]:  # fmt: skip
     """Return the program of one node with its updates placed, and its demand.
 
     alone: returns the program with every update on one device. updating: returns the program on all devices, with the updates
     of some tiles on the host.
     """
-    chosen, host = _on_host(alone, standing, work, machine), machine.host_nbytes
+    chosen = _on_host(alone, standing, work, machine)
     placed = updating(chosen) if chosen or machine.devices > 1 else alone()
     demand = demand_of([placed], standing)
-    is_tight = machine.spill and host is not None and demand.rounded(PAGE).passing().floor_nbytes > host
-    if chosen and work.update == "auto" and is_tight:  # RAM over a spill folder is too small for an operation of its own
+    if chosen and work.update == "auto" and _is_tight(demand, machine):
         return _placed(alone, standing, replace(work, update="device"), machine, updating)
     return placed, demand
 
 
-def _on_host(alone: Callable[[], Program], standing: list[Tile], work: Work, machine: Machine) -> Collection[Tile]:
+def _on_host(alone: Callable[[], Program], standing: list[Tile], work: Work, machine: Machine) -> frozenset[Tile]:
     """Return the weight tiles whose updates run on the host."""
     if not machine.has_link or work.update == "device":
-        return ()
+        return NOWHERE
     if work.update == "host":
-        return {operation.operands[0] for operation in updates_of(alone())}
-    cap, devices = machine.cap(machine.host_nbytes), machine.devices
-    together = None if cap is None else cap * devices
-    return tiles_to_update_on_host(alone(), demand_of([alone()], standing), together, machine.rates.on(devices))
+        return frozenset(operation.operands[0] for operation in updates_of(alone()))
+    rates = machine.rates.on(machine.devices)
+    return tiles_to_update_on_host(alone(), demand_of([alone()], standing), _together(machine), rates)
+
+
+def _placed_on_nodes(
+    standing: Mapping[int, list[Tile]], parameters: Parameters, work: Work, machine: Machine,
+    updating: Callable[[frozenset[Tile]], Program],
+) -> list[tuple[Program, Demand]]:  # fmt: skip
+    """Return the parts of some nodes with their updates placed, and their demands.
+
+    standing: by the number of these nodes. updating: as in `_placed`.
+    """
+    homes = homes_of(parameters, machine.nodes, machine.devices)
+
+    @cache
+    def parts(on_host: frozenset[Tile]) -> dict[int, Program]:
+        nodes = {0, *standing}
+        return dict(zip(nodes, parts_of(updating(on_host), nodes, machine.devices), strict=True))
+
+    def placed(wish: str) -> list[tuple[Program, Demand]]:
+        found = parts(tiles_on_host(parameters, homes, [wish] * machine.nodes))
+        return [(found[node], demand_of([found[node]], own)) for node, own in standing.items()]
+
+    if not machine.has_link or work.update == "device":
+        return placed(NONE)
+    if work.update == "host":
+        return placed(ALL)
+    of_first = [tile for tile in parameters.states() if not homes.get(tile, 0)]
+    wish = wish_for(parts(NOWHERE)[0], of_first, _together(machine), machine.rates.on(machine.devices))
+    found = placed(wish)
+    return placed(NONE) if wish != NONE and any(_is_tight(demand, machine) for _, demand in found) else found
+
+
+def _together(machine: Machine) -> int | None:
+    """Return the cap of all devices of a node together; None for none."""
+    cap = machine.cap(machine.host_nbytes)
+    return None if cap is None else cap * machine.devices
+
+
+def _is_tight(demand: Demand, machine: Machine) -> bool:
+    """Return whether RAM over a spill folder is too small for an operation of its own."""
+    host = machine.host_nbytes
+    return machine.spill and host is not None and demand.rounded(PAGE).passing().floor_nbytes > host

@@ -19,12 +19,11 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledError, TornModelError
+from asynctile.errors import AsynctileError, DeviceError, StalledError, TornModelError
 from asynctile.execute.job import Job
 from asynctile.layers.activations import AUTO
 from asynctile.layers.batch import Batches, check_positions, check_tokens, loss_inputs
@@ -39,6 +38,7 @@ from asynctile.layers.lora import LoRA
 from asynctile.layers.model import Model, model_of, model_state_of
 from asynctile.layers.nodes import Nodes
 from asynctile.layers.optimizer import AdamW
+from asynctile.layers.placing import Placing
 from asynctile.layers.report import StepReport
 from asynctile.layers.requests import check_kind
 from asynctile.layers.rows import Rows
@@ -47,7 +47,7 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.telling import tell_data_ended, tell_step
 from asynctile.layers.terms import terms_of
 from asynctile.layers.tuning import checked_freeze
-from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
+from asynctile.layers.update_placement import NOWHERE, check_update
 from asynctile.loop.thread import under_shield
 from asynctile.measure.rates import measure_gemms
 from asynctile.measure.statistics import StepTraffic
@@ -79,7 +79,7 @@ class Trainer:
         fit under the caps beside everything else; where tiles have to move anyway, as many as leave the link faster than
         compute. No result depends on it.
     update: where AdamW runs: "device", "host" (in RAM, so that moments never move and a gradient moves once) or "auto", which
-        splits by the engine's rates. Without effect on cpu.
+        splits by the engine's rates. Without effect on cpu. A node decides so about the weights that it owns.
     adapters: new adapters for the model, which are then trained alone. None: those that it has, or the whole model.
     freeze: patterns of tensor names, as in the module fnmatch and with or without the family's prefix, such as ("wte*",).
         These tensors are not trained. (): as for the model's other trainers.
@@ -119,9 +119,7 @@ class Trainer:
             clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
         self.update: str = check_update(update)
         self._nodes = Nodes(state.runtime)
-        self._nodes.check_update(update)
-        #: the device of each replica, among those of all nodes
-        self._carriers = table(replicas, self._nodes.devices)
+        carriers = table(replicas, self._nodes.devices)
         state.train(adapters, checked_freeze(freeze))
         if adapters is not None and (excess := adapters.excess(model.config)) is not None:
             warnings.warn(excess, stacklevel=2)
@@ -134,9 +132,8 @@ class Trainer:
         self.skipped_count: int = 0
         self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
-        #: the tiles that "auto" updates on the host, by the program with every update on the device
-        self._chosen: WeakKeyDictionary[Program, frozenset[Tile]] = WeakKeyDictionary()
         self._keeping = Keeping(state, self._settings.recompute, self._nodes)
+        self._placing = Placing(state, self._nodes, carriers)
         self._saving = Saving(self._runtime)
 
     def __repr__(self) -> str:
@@ -345,7 +342,7 @@ class Trainer:
         checkpoint that needs none; a warning if other libraries wrote the checkpoint.
         """
         runtime = runtime_of(engine)
-        Nodes(runtime).check_update(check_update(update))
+        check_update(update)
         state, training = await runtime.call(load(runtime, path, base), undo=lambda loaded: loaded[0].release())
         trainer = cls(model_of(engine, state), training.optimizer, update=update, **asdict(training.settings))
         trainer.skipped_count = training.skipped_count
@@ -386,35 +383,11 @@ class Trainer:
         return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas, packed)
 
     async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
-        whole = await self._state.recorded(kind, rows, kept, on_host, self._carriers)
-        return self._nodes.part(whole)
+        return await self._placing.recorded(kind, rows, kept, on_host)
 
     async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """Return the weight tiles to update on the host."""
-        if self.update == "device" or not self._runtime.device.has_link or self._nodes.count > 1:
-            return NOWHERE
-        if self.update == "host":
-            return frozenset(self._state.weights())
-        program = await self._state.recorded(kind, rows, kept)
-        if program not in self._chosen:
-            self._chosen[program] = await self._choose(program, kind, rows, kept)
-        return self._chosen[program]
-
-    async def _choose(self, program: Program, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
-        """Return the cheapest placement of the updates of `program`, which has all of them on the device."""
-        devices = self._runtime.devices
-        demand, cap = self._state.demand(program), self._runtime.device_cap * devices
-        if demand.resident_nbytes <= cap:
-            return NOWHERE
-        rates = self._runtime.tiers.rates.on(devices)
-        chosen = await self._runtime.compute(tiles_to_update_on_host, program, demand, cap, rates)
-        if chosen:
-            placed = await self._recorded(kind, rows, kept, chosen)
-            try:
-                self._runtime.tiers.caps.check_floor(self._state.demand(placed))
-            except BudgetError:
-                return NOWHERE  # RAM over a spill folder is too small for an operation of its own
-        return chosen
+        return await self._placing.on_host(kind, rows, kept, self.update)
 
     async def _numbers(self, mark: str, program: Program, run: Job) -> NDArray[np.float64]:
         """Return the numbers that the step has reported up to a mark, or its end, on all nodes."""

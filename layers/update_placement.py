@@ -90,13 +90,18 @@ def updates_of(program: Program) -> list[Operation]:
     return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
 
 
+def updates_of_matrices(program: Program) -> list[Operation]:
+    """Return the operations of `updates_of` whose weight tile is part of a matrix."""
+    return [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
+
+
 def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Tile]:
     """Return the weight tiles to update on the host, spread evenly over the step.
 
     program: the one with every update on the device. demand: of that program. device_memory: the cap, None for none. rates:
     of device and host. Only matrices are placed. Vectors are small, and their states stay on the device.
     """
-    updates = _of_matrices(program)
+    updates = updates_of_matrices(program)
     if device_memory is None or demand.resident_nbytes <= device_memory or not updates:
         return NOWHERE
     costs = costs_of(program, updates, fewest(program, device_memory, ALIGNMENT), rates)
@@ -108,7 +113,7 @@ def link_seconds_of(program: Program, moved: Moved, update: str, rates: Rates) -
 
     program: the one with every update on the device. moved: its fewest bytes under the cap.
     """
-    updates = _of_matrices(program)
+    updates = updates_of_matrices(program)
     if update == "device" or not updates:
         return moved.loaded_nbytes / rates.up_per_s, moved.written_nbytes / rates.down_per_s
     costs = costs_of(program, updates, moved, rates)
@@ -144,10 +149,6 @@ def costs_of(program: Program, updates: list[Operation], moved: Moved | None, ra
 def spread(count: int, total: int) -> list[int]:
     """Return `count` of `total` consecutive places, evenly apart."""
     return [index for index in range(total) if (index + 1) * count // total > index * count // total]
-
-
-def _of_matrices(program: Program) -> list[Operation]:
-    return [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
 
 
 def _operands(operation: Operation, access: str) -> list[Tile]:

@@ -123,8 +123,6 @@ def _check_nodes(options: Options) -> None:
         raise ValueError("--node, --join and --secret-file are for several nodes; say how many with --nodes, or leave them out")
     if options.node >= nodes:
         raise ValueError(f"--node {options.node} is not one of --nodes {nodes}; nodes count from 0")
-    if nodes > 1 and options.update == "host":
-        raise ValueError(f"--update host does not go with --nodes {nodes}, which update on their devices; use auto or device")
 
 
 def _kind_of(device: str) -> str:

@@ -59,6 +59,21 @@ def spread(program: Program, devices: Sequence[int], order: Sequence[int] | None
     return found.finish()
 
 
+def joined(program: Program) -> Program:
+    """Return the finished program as one device would carry it out, in the same order. Nothing passes between devices."""
+    if program.devices == 1:
+        return program
+    found = Program(program.name)
+    for entry in program.entries:
+        if isinstance(entry, Mark):
+            found.mark(entry.name, program.rewritten[entry.name])
+        elif not isinstance(entry, Passage | Handover):
+            found.add(_on(entry, 0))
+    found.numbers, found.inputs, found.temporaries = program.numbers, program.inputs, program.temporaries
+    found.fetches = [entry for entry in found.entries if isinstance(entry, Fetch)]
+    return found.finish()
+
+
 def _on(entry: Entry, device: int) -> Entry:
     """Return an entry on its device."""
     if isinstance(entry, Operation | Fetch) and entry.device != HOST:

@@ -112,6 +112,17 @@ def test_a_run_has_the_same_bytes_on_any_number_of_nodes(
     assert moved == [before > 1] * 2 + [after > 1] * 2
 
 
+@pytest.mark.laws
+def test_a_run_that_updates_on_the_hosts_of_two_nodes_has_the_same_bytes(
+    shell: Shell, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    new = ["emulated" if word == "cpu" else word for word in RUN]
+    new += ["--data", "text.txt", "--model", "config.json", "--update", "host"]
+    for status, text in shell.nodes(2, "run", *new):
+        assert status == 0, text
+    assert digests(tmp_path / "run") == alone
+
+
 def test_a_wrong_secret_ends_the_node_and_not_the_meeting(shell: Shell) -> None:
     host, port = free_address()
     with ThreadPoolExecutor(1) as pool:
@@ -161,7 +172,7 @@ def is_taken(host: str, port: int) -> bool:
 
 @pytest.mark.parametrize(("given", "words"), [
     ({"lr": 0.1}, "--lr is for node 0, from which node 1 takes it; leave it out"),
-    ({"resume": True}, "--resume is for node 0"), ({"update": "host"}, "--update host does not go with --nodes 2"),
+    ({"resume": True}, "--resume is for node 0"),
 ])  # fmt: skip
 def test_the_options_of_a_run_belong_to_node_0(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

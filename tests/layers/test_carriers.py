@@ -105,6 +105,16 @@ def test_one_sum_of_each_gradient_goes_from_node_to_node_and_ends_at_its_owner(k
     assert len(between) == len(owned) and all(count == 1 + name.startswith("dwte") for name, count in between.items())
 
 
+@pytest.mark.parametrize("carriers", [(0, 1, 2, 2, 3, 4, 4, 5), (0, 0, 0, 1, 1, 1, 2, 2), (0, 0, 0, 1)])
+def test_the_gradient_of_an_update_on_the_host_ends_on_the_device_of_the_owner(carriers: tuple[int, ...]) -> None:
+    program, parameters = recorded("step", carriers, on_host=True)
+    owner = owners(parameters, max(carriers) + 1)
+    ends = {operation.operands[1]: operation.device for operation in program.operations() if operation.kernel == "add"}
+    updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
+    assert len(updates) == len(owner) and all(one.device == HOST for one in updates)
+    assert all(ends[one.operands[1]] == device_named(owner[one.operands[0]]) for one in updates)
+
+
 def test_partials_are_added_up_on_the_nearest_device_to_the_owner_that_has_one() -> None:
     assert nearest({2, 3}, 3) == 3 and nearest({0, 1}, 3) == 1 and nearest({1, 3}, 2) == 3
     assert nearest({4, 5}, 2) == 4 and nearest({0, 2}, 4) == 0

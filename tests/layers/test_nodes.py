@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,17 @@ import pytest
 from numpy.typing import NDArray
 
 from asynctile import Engine
-from asynctile.errors import AsynctileError, TornModelError
+from asynctile.errors import AsynctileError, BudgetError, TornModelError
 from asynctile.layers import LoRA, StepReport, Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.model import model_state_of
 from asynctile.layers.plan import plan_step
+from asynctile.layers.rows import Rows
 from asynctile.nodes.tcp_exchange import TcpExchange
+from asynctile.program.program import Program
+from asynctile.schedule.rates import CORES
 from asynctile.share import runtime_of
+from asynctile.storage.tile import Tile
 from tests.laws import covering, law
 from tests.layers.disturbances import Broken, Once, broken
 from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, yardstick
@@ -115,38 +120,53 @@ async def test_devices_of_several_nodes_have_equal_bits_under_a_cap(device: str)
         assert_same_tensors(found.weights, expected.weights)
 
 
-@pytest.mark.parametrize(("clip_norm", "prepare"), [law(None, RUNS["played"]), law(0.1, RUNS["by coroutines"])])
-async def test_gpus_of_several_nodes_have_equal_bits(clip_norm: float | None, prepare: Any, soft_gpu: Any) -> None:
+@pytest.mark.parametrize(("clip_norm", "prepare", "update"), [
+    law(None, RUNS["played"], "auto"), law(0.1, RUNS["by coroutines"], "auto"), law(None, RUNS["played"], "host"),
+    law(0.1, RUNS["played"], "host"),
+])  # fmt: skip
+async def test_gpus_of_several_nodes_have_equal_bits(
+    clip_norm: float | None, prepare: Any, update: str, soft_gpu: Any
+) -> None:
     async def work(engine: Engine, trainer: Trainer) -> Found:
         prepare(engine)
         return await trained(engine, trainer)
 
     expected = await yardstick("cuda:0", clip_norm=clip_norm)
     soft_gpu(seed=1)
-    for found in await on_nodes(2, work, "cuda:0", clip_norm=clip_norm):
+    for found in await on_nodes(2, work, "cuda:0", clip_norm=clip_norm, update=update):
         assert (found.losses, found.norms) == (expected.losses, expected.norms)
         assert_same_tensors(found.weights, expected.weights)
 
 
-@pytest.mark.parametrize(("device", "share"), [("emulated", 0.3), law("emulated*2", 0.3), law("emulated", None)])
-async def test_every_step_of_node_0_moves_the_planned_bytes(device: str, share: float | None) -> None:
+@pytest.mark.parametrize(("device", "share", "update", "on_host"), [
+    ("emulated", 0.3, "auto", "some"), law("emulated*2", 0.3, "auto", "some"), law("emulated", None, "auto", "none"),
+    law("emulated", 0.3, "host", "all"), law("emulated", 0.3, "device", "none"), law("emulated*2", None, "host", "all"),
+])  # fmt: skip
+async def test_every_step_of_node_0_moves_the_planned_bytes(
+    device: str, share: float | None, update: str, on_host: str
+) -> None:
     caps = {} if share is None else {"device_memory": int(share * STATES)}
 
     async def work(engine: Engine, trainer: Trainer) -> list[StepReport]:
         return [await trainer.step(*batch) for batch in BATCHES]
 
-    plan = plan_step(SHAPE.config, SHAPE.work(), Machine(device=device, host_memory="64MiB", nodes=2, **caps))
-    reports, _ = await on_nodes(2, work, device, caps)
+    machine = Machine(device=device, host_memory="64MiB", nodes=2, measured=CORES, **caps)
+    plan = plan_step(SHAPE.config, SHAPE.work(update=update), machine)
+    assert on_host == {0: "none", plan.updates: "all"}.get(plan.updates_on_host, "some")
+    reports, _ = await on_nodes(2, work, device, {"rates": CORES, **caps}, update=update)
     moved = [(one.uploaded_bytes, one.downloaded_bytes, one.passed_bytes, one.sent_bytes, one.received_bytes)
              for one in reports]  # fmt: skip
     planned = plan.uploaded_bytes, plan.downloaded_bytes, plan.passed_bytes, plan.sent_bytes, plan.received_bytes
     assert moved[1:] == [planned] * 2 and plan.sent_bytes > 0
 
 
-@pytest.mark.parametrize(("device", "caps"), [
-    ("emulated", {"device_memory": 0.3, "host_memory": 0.6}), law("cpu", {"host_memory": 1.5}),
+@pytest.mark.parametrize(("device", "caps", "update"), [
+    ("emulated", {"device_memory": 0.3, "host_memory": 0.6}, "auto"), law("cpu", {"host_memory": 1.5}, "auto"),
+    law("emulated", {"device_memory": 0.3, "host_memory": 0.8}, "host"),
 ])  # fmt: skip
-async def test_spill_folders_of_several_nodes_change_no_bit(device: str, caps: dict[str, float], tmp_path: Path) -> None:
+async def test_spill_folders_of_several_nodes_change_no_bit(
+    device: str, caps: dict[str, float], update: str, tmp_path: Path
+) -> None:
     sizes = {name: int(share * STATES) for name, share in caps.items()}
     for node in range(2):
         (tmp_path / str(node)).mkdir()
@@ -157,7 +177,7 @@ async def test_spill_folders_of_several_nodes_change_no_bit(device: str, caps: d
         assert engine.statistics().spill_read_bytes > 0
         return found
 
-    for found in await on_nodes(2, work, device, sizes, tmp_path):
+    for found in await on_nodes(2, work, device, sizes, tmp_path, update=update):
         assert (found.losses, found.norms) == (expected.losses, expected.norms)
         assert_same_tensors(found.weights, expected.weights)
 
@@ -219,25 +239,106 @@ async def test_gradients_of_other_batches_are_refused_and_those_of_one_batch_fol
     assert zero == one != 0
 
 
-async def test_gradients_that_fail_on_one_node_fail_on_all() -> None:
+@pytest.mark.parametrize(("kind", "words"), [(TornModelError, "the test wants it"), law(Broken, "the kernel broke")])
+async def test_gradients_that_fail_on_one_node_fail_on_all(kind: type[Exception], words: str) -> None:
     async def work(engine: Engine, trainer: Trainer) -> str:
         own = exchange_of(engine).node == 1
-        if own:
+        if own and kind is Broken:
             Once(engine, "gelu", 1, broken)
-        with pytest.raises(Broken if own else AsynctileError, match="the kernel broke"):
+        elif own:
+            model_state_of(trainer.model).tear(words)
+        with pytest.raises(kind if own else AsynctileError, match=words):
             await trainer.gradients(*BATCHES[0])
         return "ended"
 
     assert await on_nodes(2, work) == ["ended"] * 2
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_updates_on_the_host_of_several_nodes_are_refused(device: str) -> None:
-    (zero, one) = await on_nodes(2, trained, device, update="host")
-    if device == "cpu":  # where the host is the device
-        assert zero.losses == one.losses == (await yardstick()).losses
-    else:
-        assert "update is 'host', and several nodes update on their devices" in str(zero) and str(one) == str(zero)
+@pytest.mark.parametrize(("nodes", "device", "updates", "share", "clip_norm", "prepare"), [
+    (2, "emulated", "host device", 0.3, 0.1, RUNS["played"]),
+    (2, "emulated*2", "host host", None, None, RUNS["by coroutines"]),
+    law(3, "emulated", "device host host", 0.3, None, RUNS["played"]),
+    law(4, "emulated", "host host host host", 0.15, 0.1, RUNS["by coroutines"]),
+    law(2, "emulated*2", "device host", 0.3, 0.1, RUNS["played"]),
+    law(3, "emulated", "host host host", None, 0.1, RUNS["played"]),
+    law(2, "cpu", "host host", None, None, RUNS["played"]),
+])  # fmt: skip
+async def test_no_place_of_updates_changes_a_bit_on_nodes(
+    nodes: int, device: str, updates: str, share: float | None, clip_norm: float | None, prepare: Any
+) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> Found:
+        prepare(engine)
+        trainer.update = updates.split()[exchange_of(engine).node]
+        return await trained(engine, trainer)
+
+    expected = await yardstick(clip_norm=clip_norm)
+    caps = {} if share is None else {"device_memory": max(int(share * STATES), await floor_of(SHAPE))}
+    for found in await on_nodes(nodes, work, device, caps, clip_norm=clip_norm):
+        assert (found.losses, found.norms) == (expected.losses, expected.norms)
+        assert_same_tensors(found.weights, expected.weights)
+        assert all(np.array_equal(piece, expected.moments[name][index]) for name, index, piece in found.moments)
+
+
+def spy_on(engine: Engine, said: list[list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note in `said` what all nodes tell about the places of updates, as the node of `engine` hears it."""
+    exchange = exchange_of(engine)
+    share = exchange.share
+
+    def shared(topic: str, body: bytes) -> list[bytes]:
+        found = share(topic, body)
+        said.extend([found] if topic.startswith("updates of step") else [])
+        return found
+
+    monkeypatch.setattr(exchange, "share", shared)
+
+
+async def test_each_node_places_its_updates_by_its_own_rates_and_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[list[bytes]] = []
+    recorded: dict[int, set[str]] = {}
+
+    async def work(engine: Engine, trainer: Trainer) -> Found:
+        rates = CORES.limited(1e9)
+        runtime_of(engine).tiers.rates = replace(rates, updated_per_s=1.0) if exchange_of(engine).node == 1 else rates
+        spy_on(engine, said, monkeypatch)
+        state, node = model_state_of(trainer.model), exchange_of(engine).node
+        record = state.recorded
+
+        async def noted(kind: str, rows: Rows, kept: int, on_host: frozenset[Tile], carriers: tuple[int, ...]) -> Program:
+            recorded[node] = {tile.name for tile in on_host}
+            return await record(kind, rows, kept, on_host, carriers)
+
+        monkeypatch.setattr(state, "recorded", noted)
+        return await trained(engine, trainer)
+
+    expected = await yardstick()
+    for found in await on_nodes(2, work, "emulated", {"device_memory": int(0.3 * STATES)}):
+        assert found.losses == expected.losses
+        assert_same_tensors(found.weights, expected.weights)
+    assert recorded[0] == recorded[1] != set(), "all nodes record one program"
+    assert len(said) == 4, "two agreements before the first step, and none before later ones"
+    assert said[0][0] != b"0" == said[0][1] and all(one == said[0] for one in said)
+
+
+@pytest.mark.laws
+async def test_nodes_whose_ram_is_too_small_for_an_update_make_none_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine("emulated", device_memory=STATES // 4, host_memory=1, spill=tmp_path) as engine:
+        with pytest.raises(BudgetError) as caught:
+            await lively(engine, SHAPE)
+    for node in range(2):
+        (tmp_path / str(node)).mkdir()
+    slow_link = replace(CORES, updated_per_s=1e12).limited(1e3)
+    caps = {"device_memory": STATES // 4, "host_memory": 3 * caught.value.floor, "rates": slow_link}
+    said: list[list[bytes]] = []
+
+    async def work(engine: Engine, trainer: Trainer) -> Found:
+        spy_on(engine, said, monkeypatch)
+        return await trained(engine, trainer)
+
+    for found in await on_nodes(2, work, "emulated", caps, tmp_path):
+        assert found.losses == (await yardstick()).losses
+    assert b"0" not in said[0] and said[-1] == [b"0", b"0"]
 
 
 async def test_adapters_train_on_several_nodes_as_on_one() -> None:

@@ -55,11 +55,15 @@ def assert_alike(found: Found, alone: Found) -> None:
     assert_same_tensors(found.weights, alone.weights)
 
 
-@pytest.mark.parametrize(("nodes", "clip_norm", "share"), covering([2, 3, 4], CLIPS, [None, 0.3], few=2))
-async def test_no_number_of_nodes_changes_a_bit_in_bf16(nodes: int, clip_norm: float | None, share: float | None) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "clip_norm", "share", "update"), covering([2, 3, 4], CLIPS, [None, 0.3], ["auto", "host"], few=2)
+)
+async def test_no_number_of_nodes_changes_a_bit_in_bf16(
+    nodes: int, clip_norm: float | None, share: float | None, update: str
+) -> None:
     caps = {} if share is None else {"device_memory": int(share * STATES)}
     alone = await one_alone(clip_norm)
-    every = await in_bf16(nodes, trained, caps, clip_norm=clip_norm)
+    every = await in_bf16(nodes, trained, caps, clip_norm=clip_norm, update=update)
     for found in every:
         assert_alike(found, alone)
         moments = {(name, str(index)): piece for name, index, piece in alone.moments}
@@ -167,12 +171,16 @@ async def test_adapters_train_in_bf16_on_several_nodes_as_on_one(tmp_path: Path)
     assert all(tensors_in(tmp_path / one, "adapter_model.safetensors") == adapter for one in ("c2", "a10", "a20", "a21"))
 
 
-@pytest.mark.parametrize(("clip_norm", "share"), [law(None, None), law(0.1, 0.5)])
-async def test_gpus_have_equal_bits_in_bf16_on_nodes(clip_norm: float | None, share: float | None, soft_gpu: Any) -> None:
+@pytest.mark.parametrize(("clip_norm", "share", "update"), [
+    law(None, None, "auto"), law(0.1, 0.5, "auto"), law(None, 0.5, "host"), law(0.1, 0.5, "host"),
+])  # fmt: skip
+async def test_gpus_have_equal_bits_in_bf16_on_nodes(
+    clip_norm: float | None, share: float | None, update: str, soft_gpu: Any
+) -> None:
     caps = {} if share is None else {"device_memory": max(int(share * STATES), 48 << 10)}
     expected = await yardstick("cuda:0", "bf16", clip_norm)
     soft_gpu(seed=1)
-    for found in await on_nodes(2, trained, "cuda:0", {"precision": "bf16", **caps}, clip_norm=clip_norm):
+    for found in await on_nodes(2, trained, "cuda:0", {"precision": "bf16", **caps}, clip_norm=clip_norm, update=update):
         assert (found.losses, found.norms) == (expected.losses, expected.norms)
         assert_same_tensors(found.weights, expected.weights)
 

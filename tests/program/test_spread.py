@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Fetch, Handover, Passage, Program
-from asynctile.program.spread import spread
+from asynctile.program.spread import joined, spread
 from asynctile.storage.tile import Tile
 from tests.by_hand import SHAPE, standing
+from tests.program.test_parts import alone, drawn
 
 
 def recorded(*entries: tuple[Tile, str], program: Program | None = None) -> Program:
@@ -90,3 +92,12 @@ def test_marks_inputs_results_and_sections_come_along() -> None:
     assert found.marks == {"here": 2} and found.rewritten == {"here": (x,)} and found.inputs == {"x": x}
     assert found.sections == [(0, ("forward", "first")), (3, ("forward", "second"))] and found.numbers == ["loss"]
     assert found.fetches == [found.entries[3]] and isinstance(found.entries[3], Fetch) and found.entries[3].device == "device:0"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_joined_again_one_device_does_the_same_and_nothing_passes(seed: int) -> None:
+    program = drawn(seed, 3)
+    found = joined(program)
+    assert alone(found) == alone(program) and found.devices == 1 and found.marks.keys() == program.marks.keys()
+    assert not any(isinstance(entry, Handover | Passage) for entry in found.entries)
+    assert [entry.key for entry in found.fetches] == [entry.key for entry in program.fetches]

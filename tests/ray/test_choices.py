@@ -44,7 +44,7 @@ def test_what_could_not_have_been_typed_is_refused(options: dict[str, Any], word
     ("given", "words"),
     [
         ({"replicas": 2}, "4 nodes need as many replicas, but --replicas is 2"), ({"node": 1}, "--node does not go with Ray"),
-        ({"replicas": 4, "batch_size": 4, "update": "host"}, "--update host does not go with --nodes 4"),
+        ({"replicas": 4, "batch_size": 6}, "--batch-size 6 cannot be split into --replicas 4"),
         ({"trace": "a"}, "--trace does not go with Ray"), ({"resume": True}, "--resume needs the run to continue"),
     ],
 )  # fmt: skip
