@@ -181,6 +181,38 @@ class Meeting:
             return dict(self._there)
 
 
+def meet(
+    own: Hello, address: tuple[str, int], secret: bytes, channels: int, wait_s: float, check: Callable[[], object]
+) -> tuple[Connections, Listener]:
+    """Meet all nodes as node `own.node`; return its connections, and the listener that answers late callers.
+
+    address: at which node 0 listens. Others: as in Meeting. ValueError for numbers that do not exist.
+    """
+    if not 0 <= own.node < own.nodes:
+        raise ValueError(f"node is {own.node}, expected a number from 0 to {own.nodes - 1}, since there are {own.nodes} nodes")
+    if not 0 < address[1] < 1 << 16:
+        raise ValueError(f"{at(address)} has port {address[1]}, expected 1 to 65535")
+    meeting = Meeting(own, secret, channels, wait_s, check)
+    if own.node == 0:
+        listener, first = Listener(address), None
+    else:
+        first = reach(address, wait_s, check)
+        listener = Listener((first.getsockname()[0], 0))
+    try:
+        return (meeting.host(listener) if first is None else meeting.join(address, first, listener)), listener
+    except BaseException:
+        listener.close()
+        meeting.give_up()
+        raise
+
+
+def apart(connections: Connections) -> tuple[dict[int, socket.socket], dict[int, list[socket.socket]]]:
+    """Return the control connections, and those for tiles in the order of their channels, both by node."""
+    controls = {node: one for (node, channel), one in connections.items() if channel == 0}
+    others = {node: [connections[key] for key in sorted(connections) if key[0] == node and key[1]] for node in controls}
+    return controls, others
+
+
 def reach(address: tuple[str, int], wait_s: float, check: Callable[[], object] = bool) -> socket.socket:
     """Return a connection to an address. Tries again while nobody listens or answers there. NodeError after `wait_s`.
 

@@ -1,7 +1,7 @@
-"""One other node, as this one talks to it: a control connection for messages, and connections for the pieces of tiles.
+"""One other node, as this one talks to it: a control connection for messages, and lines for the pieces of tiles.
 
-Each connection has a thread that reads; those for pieces have another one that writes. Errors go to `lost`, which is called in
-the thread that met them.
+The control connection has a thread that reads. A line has one for each direction in which it carries pieces. Errors go to
+`lost`, which is called in the thread that met them.
 """
 
 from __future__ import annotations
@@ -13,29 +13,32 @@ from contextlib import suppress
 
 from asynctile.errors import NodeError
 from asynctile.nodes.boxes import Inbox, Outbox
-from asynctile.nodes.wire import Message, Said, at, read_into, read_message, read_piece, reason, send_message, send_piece
+from asynctile.nodes.line import Line
+from asynctile.nodes.wire import Message, Said, at, keep_alive, read_message, reason, send_message
 from asynctile.threads import start
 
 #: The topic of an abort that passes on what another node has said or done.
 RELAYED = "relayed"
-#: Seconds that a lost connection of tiles waits for a message that says why, and that a farewell may take.
+#: Seconds that a lost line waits for a message that says why, and that a farewell may take.
 FAREWELL_S = 2.0
+#: Seconds after which `close` leaves a thread of a line behind.
+LAST_S = 30.0
 
 
 class Peer:
-    """Node `node`, over its connections: first the control connection. patience_s: for a sign of life.
+    """Node `node`, over its control connection and its lines. patience_s: for a sign of life.
 
     lost: called with the error when the node is lost, gives up or leaves. shared: called with (topic, body) of its messages.
     moved: called when a beat tells that more of its work is done. has_left: the node has left in order.
     """
 
     def __init__(
-        self, node: int, connections: Sequence[socket.socket], patience_s: float,
+        self, node: int, control: socket.socket, lines: Sequence[Line], patience_s: float,
         lost: Callable[[Peer, NodeError], None], shared: Callable[[Peer, str, bytes], None], moved: Callable[[], object],
     ) -> None:  # fmt: skip
         self.node = node
         self.outbox, self.inbox = Outbox(), Inbox()
-        self._control, *self._channels = connections
+        self._control, self._lines = control, lines
         self._patience_s = patience_s
         self._lost, self._shared, self._moved = lost, shared, moved
         self.name = f"node {node} ({at(self._control.getpeername())})"
@@ -43,17 +46,15 @@ class Peer:
         self._writing = threading.Lock()
         #: set once it is known why the node is gone
         self._has_ended = threading.Event()
-        for connection in connections:
-            connection.settimeout(patience_s if connection is self._control else None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._threads = [self._thread("listen", self._listen)]
-        for channel in self._channels:
-            self._threads += self._thread("send", self._send, channel), self._thread("receive", self._receive, channel)
+        control.settimeout(patience_s)
+        keep_alive(control)
+        self._listener = self._thread("listen", self._listen)
+        self._carriers = [self._thread("send", self._send, line) for line in lines if line.sends]
+        self._carriers += [self._thread("receive", self._receive, line) for line in lines if line.receives]
 
     def start(self) -> None:
         """Start the threads. DeviceError if the system refuses one."""
-        start(*self._threads)
+        start(self._listener, *self._carriers)
 
     def say(self, message: Message) -> None:
         """Send a message. A node that cannot be reached is lost."""
@@ -62,6 +63,14 @@ class Peer:
                 send_message(self._control, message)
         except OSError as error:
             self._end(f"{self.name} was lost: {reason(error)}")
+
+    def check(self) -> None:
+        """Find lines that have failed while their threads wait. The node is lost then."""
+        try:
+            for line in self._lines:
+                line.check()
+        except OSError as error:
+            self._end_of_line(error)
 
     def fail(self, error: NodeError, farewell: Message | None) -> None:
         """Fail all transfers, and say farewell. The other node closes the connections in turn."""
@@ -73,22 +82,22 @@ class Peer:
                 send_message(self._control, farewell)
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)  # what was sent still arrives
-        for channel in self._channels:
-            with suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)
+        for line in self._lines:
+            line.shut()
 
     def close(self) -> None:
         """End the threads and close the connections, after `fail`."""
-        listener, *others = self._threads
-        _join(listener, FAREWELL_S)
+        _join(self._listener, FAREWELL_S)
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        for thread in (listener, *others):
-            _join(thread, None)
-        for connection in (self._control, *self._channels):
-            connection.close()
+        _join(self._listener, None)
+        for thread in self._carriers:
+            _join(thread, LAST_S)
+        self._control.close()
+        for line in self._lines:
+            line.close()
 
-    def _thread(self, work: str, target: Callable[..., None], *args: socket.socket) -> threading.Thread:
+    def _thread(self, work: str, target: Callable[..., None], *args: Line) -> threading.Thread:
         return threading.Thread(target=target, args=args, name=f"asynctile-node-{self.node}-{work}", daemon=True)
 
     def _listen(self) -> None:
@@ -110,39 +119,37 @@ class Peer:
             why = "has left" if self.has_left else f"gave up: {said}"
             self._end(said if message.topic == RELAYED else f"{self.name} {why}")
 
-    def _send(self, channel: socket.socket) -> None:
+    def _send(self, line: Line) -> None:
         """Send pieces until a failure."""
         while (taken := self.outbox.take()) is not None:
             moving, piece = taken
             nbytes = 0
             try:
-                send_piece(channel, piece, moving.view[piece.offset : piece.offset + piece.nbytes])
+                line.send(piece, moving.view[piece.offset : piece.offset + piece.nbytes])
                 nbytes = piece.nbytes
             except OSError as error:
-                self._end_of_channel(error)
+                self._end_of_line(error)
                 return
             finally:
                 self.outbox.put_back(moving, nbytes)
 
-    def _receive(self, channel: socket.socket) -> None:
+    def _receive(self, line: Line) -> None:
         """Receive pieces until a failure."""
         try:
-            while (moving := self.inbox.place(piece := read_piece(channel))) is not None:
+            while (moving := self.inbox.place(piece := line.header())) is not None:
                 nbytes = 0
                 try:
-                    channel.settimeout(self._patience_s)  # inside a piece, the other side does not wait for anything
-                    read_into(channel, moving.view[piece.offset : piece.offset + piece.nbytes])
-                    channel.settimeout(None)
+                    line.receive(moving.view[piece.offset : piece.offset + piece.nbytes])
                     nbytes = piece.nbytes
                 finally:
                     self.inbox.put_back(moving, nbytes)
         except OSError as error:
-            self._end_of_channel(error)
+            self._end_of_line(error)
         except NodeError as error:
             self._end(f"{self.name} runs another program: {error}")
 
-    def _end_of_channel(self, error: OSError) -> None:
-        """Report that a connection of tiles is gone, unless the control connection tells why."""
+    def _end_of_line(self, error: OSError) -> None:
+        """Report that a line is gone, unless the control connection tells why."""
         if not self._has_ended.wait(FAREWELL_S):
             self._end(f"{self.name} was lost: {reason(error)}")
 

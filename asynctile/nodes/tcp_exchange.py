@@ -9,21 +9,25 @@ The way not taken: asyncio's transports. They copy each piece once more, and sha
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from asynctile.errors import NodeError
 from asynctile.nodes.boxes import Told
 from asynctile.nodes.handshake import Hello
+from asynctile.nodes.line import Line, SocketLine
 from asynctile.nodes.listener import Listener
-from asynctile.nodes.meeting import Connections, Meeting, reach
+from asynctile.nodes.meeting import apart, meet
 from asynctile.nodes.peer import RELAYED, Peer
-from asynctile.nodes.wire import Message, Said, at
+from asynctile.nodes.wire import Message, Said
 from asynctile.threads import start
 
+#: The term that names what carries tiles, and two networks.
+NETWORK, TCP, NCCL = "network", "tcp", "nccl"
 #: Connections for tiles of each pair of nodes.
 CHANNELS = 2
 #: Seconds without a sign of life after which a node is lost, and beats within this time.
@@ -37,13 +41,15 @@ AHEAD = 4
 class TcpExchange:
     """The exchange of node `node`, over its connections to all others; `meet` makes them. A context manager.
 
-    listener: refuses callers that come too late. patience_s: for a sign of life of each node. Any thread may call any method.
+    controls: the control connection to each other node. lines: for tiles, likewise. listener: refuses callers that come too
+    late. patience_s: for a sign of life of each node. Any thread may call any method.
     progress: returns how much work of this node is done, for its beats. moved: called when a beat of another node tells more.
     """
 
     def __init__(
-        self, node: int, connections: Connections, listener: Listener | None = None, patience_s: float = PATIENCE_S
-    ) -> None:
+        self, node: int, controls: Mapping[int, socket.socket], lines: Mapping[int, Sequence[Line]], listener: Listener,
+        patience_s: float,
+    ) -> None:  # fmt: skip
         self.node = node
         self._listener = listener
         self._patience_s = patience_s
@@ -53,9 +59,8 @@ class TcpExchange:
         self._changed = threading.Condition()
         self._is_closed = threading.Event()
         self._peers = {
-            other: Peer(other, [connections[key] for key in sorted(connections) if key[0] == other], patience_s,
-                        self._on_lost, self._on_shared, lambda: self.moved())
-            for other in sorted({other for other, _ in connections})
+            other: Peer(other, controls[other], lines[other], patience_s, self._on_lost, self._on_shared, lambda: self.moved())
+            for other in sorted(controls)
         }  # fmt: skip
         self._said: dict[int, deque[tuple[str, bytes]]] = {other: deque() for other in self._peers}
         self._beats = threading.Thread(target=self._beat, name="asynctile-node-beats", daemon=True)
@@ -75,23 +80,11 @@ class TcpExchange:
         ends the wait. NodeError if a node does not come within `wait_s`, or is refused. ValueError for numbers that do not
         exist.
         """
-        if not 0 <= node < nodes:
-            raise ValueError(f"node is {node}, expected a number from 0 to {nodes - 1}, since there are {nodes} nodes")
-        if not 0 < address[1] < 1 << 16:
-            raise ValueError(f"{at(address)} has port {address[1]}, expected 1 to 65535")
-        meeting = Meeting(Hello(node=node, nodes=nodes, terms=terms), secret, channels, wait_s, check)
-        if node == 0:
-            listener, first = Listener(address), None
-        else:
-            first = reach(address, wait_s, check)
-            listener = Listener((first.getsockname()[0], 0))
-        try:
-            connections = meeting.host(listener) if first is None else meeting.join(address, first, listener)
-        except BaseException:
-            listener.close()
-            meeting.give_up()
-            raise
-        return cls(node, connections, listener, patience_s)
+        hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: TCP})
+        connections, listener = meet(hello, address, secret, channels, wait_s, check)
+        controls, others = apart(connections)
+        lines = {other: [SocketLine(one, patience_s) for one in own] for other, own in others.items()}
+        return cls(node, controls, lines, listener, patience_s)
 
     @property
     def nodes(self) -> int:
@@ -152,8 +145,7 @@ class TcpExchange:
     def close(self) -> None:
         """Leave in order, and end all threads. Nothing should be under way; what is, fails."""
         self._is_closed.set()
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
         self._fail(NodeError(f"the exchange of node {self.node} was closed"), Message(Said.BYE, "", b""))
         for peer in self._peers.values():
             peer.close()
@@ -202,3 +194,4 @@ class TcpExchange:
             for peer in self._peers.values():
                 if self._failure is None and not peer.has_left:
                     peer.say(Message(Said.BEAT, "", done))
+                    peer.check()

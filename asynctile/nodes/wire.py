@@ -103,6 +103,17 @@ def read_document(connection: socket.socket, deadline: Deadline) -> tuple[Any, b
         raise ConnectionError(f"a document is not JSON: {error}") from error
 
 
+def keep_alive(connection: socket.socket) -> None:
+    """Send small messages at once, and let the system notice a machine that is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def send_header(connection: socket.socket, piece: PieceHeader) -> None:
+    """Send the header of a piece that travels another way."""
+    connection.sendall(_PIECE.pack(*piece))
+
+
 def send_piece(connection: socket.socket, piece: PieceHeader, view: memoryview) -> None:
     """Send a piece behind its header."""
     header = _PIECE.pack(*piece)

@@ -63,8 +63,9 @@ def test_a_node_that_differs_is_refused_on_both_sides_and_another_takes_its_plac
 ])  # fmt: skip
 def test_a_caller_of_another_meeting_is_refused(hosting, changes, words):
     address, finish = hosting
+    hello = Hello(**{"node": 1, "nodes": 2, "terms": {**TERMS, "network": "tcp"}, **changes})
     with reach(address, HANG_S) as connection, pytest.raises(NodeError, match=words):
-        call(connection, Hello(**{"node": 1, "nodes": 2, "terms": TERMS, **changes}), SECRET, Deadline(HANG_S))
+        call(connection, hello, SECRET, Deadline(HANG_S))
     finish()
 
 

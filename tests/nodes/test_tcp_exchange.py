@@ -253,7 +253,7 @@ def test_a_cut_connection_of_tiles_ends_the_exchange(monkeypatch):
         exchanges[0].begin({1: 1}, {})
         exchanges[1].begin({}, {0: 1})
         waiting = under_way(exchanges[1].receive, 0, 0, np.zeros(1))
-        made[0].shutdown(socket.SHUT_RDWR)
+        made[1].shutdown(socket.SHUT_RDWR)  # the first is the control connection
         assert "was lost: it closed the connection" in str(outcome(waiting))
         ended(*exchanges)
 
