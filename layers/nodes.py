@@ -146,14 +146,14 @@ class Nodes:
                 return await own(tile)
             found = np.empty(tile.shape, tile.dtype)
             received[home] += 1
-            await _moved(exchange.receive, home, received[home] - 1, found)
+            await _moved(exchange.receive, home, received[home] - 1, found, tile.name)
             return found
 
         async def send_to(reader: int) -> None:
             try:
                 for index, tile in enumerate(tile for tile, home, to in moves if home == node and to == reader):
                     assert exchange is not None, "a node alone has all tiles"
-                    await _moved(exchange.send, reader, index, await own(tile))
+                    await _moved(exchange.send, reader, index, await own(tile), tile.name)
             except Exception as error:
                 self.give_up(error)  # at once: the reader waits for the tile, and this node perhaps for the reader
                 raise
@@ -207,8 +207,10 @@ def _compare(said: Sequence[bytes]) -> None:
                                      "all nodes with the same model, options and versions")
 
 
-async def _moved(move: Callable[[int, int, memoryview, Told], None], node: int, index: int, array: NDArray[Any]) -> None:
-    """Send or receive an array, and wait until that is over."""
+async def _moved(
+    move: Callable[[int, int, memoryview, Told, object], None], node: int, index: int, array: NDArray[Any], what: str
+) -> None:
+    """Send or receive an array, the tile `what`, and wait until that is over."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
 
@@ -216,7 +218,7 @@ async def _moved(move: Callable[[int, int, memoryview, Told], None], node: int, 
         if not over.done():
             over.set_result(None) if error is None else over.set_exception(error)
 
-    move(node, index, array.reshape(-1).view(np.uint8).data, lambda error: _post(loop, settle, error))
+    move(node, index, array.reshape(-1).view(np.uint8).data, lambda error: _post(loop, settle, error), what)
     await over
 
 

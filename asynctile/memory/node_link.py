@@ -57,15 +57,15 @@ class NodeLink:
             self._stream.keep(event, error)
 
         move = self.exchange.send if sends else self.exchange.receive
-        self._stream.enqueue((), _begin, (move, node, index, array.data, over), after=after, what=tile)
+        self._stream.enqueue((), _begin, (move, node, index, array.data, over, tile.name), after=after, what=tile)
         return event
 
 
 def _begin(
-    move: Callable[[int, int, memoryview, Told], None], node: int, index: int, view: memoryview,
-    over: Callable[[BaseException | None], None],
+    move: Callable[[int, int, memoryview, Told, object], None], node: int, index: int, view: memoryview,
+    over: Callable[[BaseException | None], None], what: object,
 ) -> None:  # fmt: skip
     try:
-        move(node, index, view, over)
+        move(node, index, view, over, what)
     except BaseException as error:  # else nobody would end the transfer
         over(error)

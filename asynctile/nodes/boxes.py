@@ -18,12 +18,13 @@ Told = Callable[[NodeError | None], None]
 
 
 class Moving:
-    """A transfer under way. left: bytes that are not over. held: pieces that threads are busy with."""
+    """A transfer under way. what: its tile, for messages. left: bytes that are not over. held: pieces that threads work on."""
 
-    __slots__ = ("held", "left", "number", "told", "view")
+    __slots__ = ("held", "left", "number", "told", "view", "what")
 
-    def __init__(self, number: int, view: memoryview, told: Told) -> None:
+    def __init__(self, number: int, view: memoryview, told: Told, what: object) -> None:
         self.number = number
+        self.what = what
         self.view = view
         self.told = told
         self.left = len(view)
@@ -48,15 +49,15 @@ class _Box:
             self._base, self._end = self._end, self._end + count
             self._rewind(self._base)
 
-    def add(self, index: int, view: memoryview, told: Told) -> None:
-        """Add the transfer of this index in its run. told: see Told; it must not raise."""
+    def add(self, index: int, view: memoryview, told: Told, what: object = "bytes") -> None:
+        """Add the transfer of this index in its run. told: see Told; it must not raise. what: the tile, for messages."""
         with self._changed:
             number, failure = self._base + index, self._failure
             if not 0 <= index < self._end - self._base or number in self._moving:
                 raise ValueError(f"transfer {index} is not one of the {self._end - self._base} of this run, or was added "
                                  "before")
             if failure is None:
-                self._moving[number] = Moving(number, view, told)
+                self._moving[number] = Moving(number, view, told, what)
                 self._changed.notify_all()
         if failure is not None:
             told(failure)
@@ -130,7 +131,7 @@ class Inbox(_Box):
             moving = self._moving[piece.number]
             fits = 0 < piece.nbytes <= min(PIECE_NBYTES, moving.left) and piece.offset + piece.nbytes <= piece.total
             if piece.total != len(moving.view) or not fits:
-                raise NodeError(f"transfer {piece.number} has {piece.total} bytes there and {len(moving.view)} here; start all "
-                                "nodes with the same options")
+                raise NodeError(f"transfer {piece.number} has {piece.total} bytes there and {len(moving.view)} here, of "
+                                f"{moving.what}; start all nodes with the same options")
             moving.held += 1
             return moving

@@ -105,16 +105,17 @@ class TcpExchange:
             peer.outbox.begin(sends.get(node, 0))
             peer.inbox.begin(receives.get(node, 0))
 
-    def send(self, node: int, index: int, view: memoryview, told: Told) -> None:
+    def send(self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes") -> None:
         """Send bytes as transfer `index` of this run to `node`. They must stay until `told` is called.
 
-        view: contiguous bytes. told: called in any thread, once, with None or the error. It must not raise or wait.
+        view: contiguous bytes. told: called in any thread, once, with None or the error. It must not raise or wait. what: the
+        tile, for messages.
         """
-        self._peers[node].outbox.add(index, view, told)
+        self._peers[node].outbox.add(index, view, told, what)
 
-    def receive(self, node: int, index: int, view: memoryview, told: Told) -> None:
+    def receive(self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes") -> None:
         """Receive transfer `index` of this run from `node` into `view`, as `send`. After an error the bytes are no good."""
-        self._peers[node].inbox.add(index, view, told)
+        self._peers[node].inbox.add(index, view, told, what)
 
     def share(self, topic: str, body: bytes) -> list[bytes]:
         """Tell all nodes `body` about `topic`; return what each said about it, by node. Waits for all.

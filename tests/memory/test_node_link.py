@@ -24,10 +24,12 @@ class Held:
         self.begun: list[tuple[str, int, int, memoryview, Any]] = []
         self.computes = False
 
-    def send(self, node: int, index: int, view: memoryview, told: Any) -> None:
+    def send(self, node: int, index: int, view: memoryview, told: Any, what: object) -> None:
+        assert what == TILE.name
         self.begun.append(("send", node, index, view, told))
 
-    def receive(self, node: int, index: int, view: memoryview, told: Any) -> None:
+    def receive(self, node: int, index: int, view: memoryview, told: Any, what: object) -> None:
+        assert what == TILE.name
         if index < 0:
             raise ValueError("no such transfer")
         self.begun.append(("receive", node, index, view, told))
