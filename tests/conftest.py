@@ -21,6 +21,7 @@ from asynctile.program.precision import PRECISIONS
 from asynctile.schedule.rates import CORES, assumed
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
+from tests.cuda.nccl import SoftNccl
 from tests.cuda.node import SoftNode, opener
 from tests.laws import EXAMPLES
 from tests.time_limit import not_counted
@@ -143,3 +144,15 @@ def soft_gpu(monkeypatch):
     shape.opened, shape.open, shape.node = [], open_soft, SoftNode()
     monkeypatch.setattr("asynctile.device.open_driver", open_soft)
     return shape
+
+
+@pytest.fixture
+def soft_nccl(monkeypatch, soft_gpu):
+    """Return the NCCL between the GPUs of `soft_gpu`. At the end, every communicator must have been freed, by `abort`."""
+    soft_gpu()
+    library = SoftNccl(soft_gpu.node)
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.load", lambda: library)
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.open_driver", soft_gpu.open)
+    yield library
+    assert not [communicator for communicator in library.made if communicator.comm]
+    assert library.destroyed == 0

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: From bottom to top: a module imports from its own floor and from the floors below. `system` imports nothing but errors;
 #: `engine` has the modules that users open, `ray` runs the program of `cli`.
 FLOORS = (
-    "storage", "system", "nodes", "program", "ops", "kernels", "schedule", "streams", "device", "memory", "loop", "launch",
-    "execute", "measure", "engine", "layers", "cli", "ray",
+    "storage", "system", "nodes", "program", "ops", "kernels", "schedule", "streams", "device", "nccl", "memory", "loop",
+    "launch", "execute", "measure", "engine", "layers", "cli", "ray",
 )  # fmt: skip
 #: The floor of each module directly in asynctile/.
 AT_THE_TOP = {

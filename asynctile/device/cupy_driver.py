@@ -35,6 +35,8 @@ NOT_LOCKED = {
     MEMORY_ALLOCATION: "the driver has no memory left to map them with",
     OPERATING_SYSTEM: "the operating system refused, because RAM is full or a limit of this process or container is reached",
 }
+#: cudaMemoryTypeHost: RAM that was allocated or registered by the runtime.
+MEMORY_OF_HOST = 1
 #: cudaErrorPeerAccessAlreadyEnabled: by an earlier engine of this process.
 PEER_ACCESS_ALREADY_ENABLED = 704
 #: cudaDevAttrMaxSharedMemoryPerBlockOptin, and the shared memory that a block has without opting in.
@@ -144,6 +146,10 @@ class CupyDriver:
     def unpin(self, address: int) -> None:
         self.bind()
         self.runtime.hostUnregister(address)
+
+    def is_pinned(self, address: int) -> bool:
+        self.bind()
+        return bool(self.runtime.pointerGetAttributes(address).type == MEMORY_OF_HOST)
 
     def new_stream(self) -> int:
         self.bind()

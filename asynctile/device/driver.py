@@ -64,6 +64,9 @@ class Driver(Protocol):
 
     def unpin(self, address: int) -> None: ...
 
+    def is_pinned(self, address: int) -> bool:
+        """Return whether an address is in RAM that is locked for GPUs, by whichever driver of this process."""
+
     def new_stream(self) -> int: ...
 
     def destroy_stream(self, stream: int) -> None: ...

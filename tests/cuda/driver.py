@@ -116,6 +116,9 @@ class SoftDriver:
     def unpin(self, address: int) -> None:
         del self.pinned[address]
 
+    def is_pinned(self, address: int) -> bool:
+        return self.node.is_pinned(address)
+
     def new_stream(self) -> int:
         self.bind()
         handle = next(self.node.handles)

@@ -39,9 +39,18 @@ class SoftNode:
 
     def check_current(self, index: int) -> None:
         """Raise CudaError unless this GPU is current for the calling thread. The first one is, in a new thread."""
-        current = getattr(self._thread, "index", 0)
+        current = self.current()
         if current != index:
             raise CudaError("cudaErrorInvalidResourceHandle", f"work for GPU {index} while GPU {current} is current")
+
+    def current(self) -> int:
+        """Return the GPU that is current for the calling thread."""
+        return getattr(self._thread, "index", 0)
+
+    def is_pinned(self, address: int, nbytes: int = 1) -> bool:
+        """Return whether RAM is locked, from an address on for so many bytes."""
+        blocks = [block for driver in self.drivers() for block in list(driver.pinned.items())]
+        return any(begin <= address and address + nbytes <= begin + size for begin, size in blocks)
 
     def event(self, handle: int) -> SoftEvent:
         """Return an event of any GPU."""

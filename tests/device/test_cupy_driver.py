@@ -175,6 +175,12 @@ def test_a_graph_that_does_not_fit_says_so_and_is_given_back(monkeypatch, fails,
     assert {asked for asked in graphs.asked if "Destroy" in asked[0]} == given_back
 
 
+@pytest.mark.parametrize(("kind", "is_pinned"), [(0, False), (1, True), (2, False), (3, False)])
+def test_ram_is_pinned_if_the_runtime_knows_it_as_the_hosts(monkeypatch, kind, is_pinned):
+    bindings(monkeypatch, 1, pointerGetAttributes=lambda address: types.SimpleNamespace(type=kind))
+    assert cupy_driver.open_driver("cuda:0").is_pinned(4096) is is_pinned
+
+
 class Current:
     """The runtime's calls that make a GPU current. asked: each, and each call that depends on it."""
 

@@ -68,11 +68,11 @@ async def held_moments(trainer: Trainer) -> list[tuple[str, Any, NDArray[Any]]]:
 
 async def on_nodes(
     count: int, work: Callable[[Engine, Trainer], Any], device: str = "cpu", caps: dict[str, Any] | None = None,
-    spill: Path | None = None, make: Callable[..., Engine] = Engine, **options: Any,
+    spill: Path | None = None, make: Callable[..., Engine] = Engine, meeting: Callable[[int], Any] = met, **options: Any,
 ) -> list[Any]:  # fmt: skip
     """Return the result of `work` on each node; an error counts as a result.
 
-    spill: with a folder for each node. make: makes the engine of a node.
+    spill: with a folder for each node. make: makes the engine of a node. meeting: gives the exchanges of so many nodes.
     """
 
     async def one(exchange: TcpExchange) -> Any:
@@ -81,7 +81,7 @@ async def on_nodes(
             trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, **{"replicas": REPLICAS, **options})
             return await work(engine, trainer)
 
-    with met(count) as exchanges:
+    with meeting(count) as exchanges:
         async with asyncio.timeout(HANG_S):
             return await asyncio.gather(*map(one, exchanges), return_exceptions=True)
 

@@ -1,0 +1,184 @@
+"""The exchange of tiles over NCCL: bytes, order, and every way in which it ends. Agreements are those of TcpExchange."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile.errors import DeviceError, NodeError
+from asynctile.nccl import NcclExchange
+from asynctile.nccl.library import load
+from asynctile.nccl.nccl_line import AT_ONCE
+from asynctile.nodes import boxes, peer, tcp_exchange
+from tests.cuda.nccl import NcclError
+from tests.nccl.meetings import join, locked, met
+from tests.nodes.meetings import SECRET, TERMS, comes, free_address
+from tests.nodes.meetings import join as join_by_tcp
+from tests.nodes.test_tcp_exchange import SIZES, ended, flat, outcome, under_way
+from tests.settle import HANG_S
+
+
+def test_tiles_arrive_bit_for_bit_from_locked_and_other_ram_in_any_order(soft_nccl, soft_gpu, monkeypatch):
+    monkeypatch.setattr(boxes, "PIECE_NBYTES", 65536)
+    rng = np.random.default_rng(1)
+    values = [rng.bytes(size) for size in SIZES * 3]
+    with met(2, channels=4) as exchanges:
+        for run in range(2):
+            arrays = [[locked(soft_gpu.open, value) if i % 2 else np.frombuffer(value, np.uint8).copy()
+                       for i, value in enumerate(values)] for _ in exchanges]  # fmt: skip
+            found = [[locked(soft_gpu.open, bytes(len(value))) if i % 3 else np.zeros(len(value), np.uint8)
+                      for i, value in enumerate(values)] for _ in exchanges]  # fmt: skip
+            futures = []
+            for node, exchange in enumerate(exchanges):
+                other, count = 1 - node, len(values)
+                exchange.begin({other: count}, {other: count})
+                futures += [under_way(exchange.receive, other, i, found[node][i]) for i in rng.permutation(count)]
+                futures += [under_way(exchange.send, other, i, arrays[node][i]) for i in rng.permutation(count)]
+            assert [outcome(future) for future in futures] == [None] * len(futures), run
+            assert all(array.tobytes() == value for got in found for array, value in zip(got, values, strict=True))
+    assert max(soft_nccl.most.values()) <= AT_ONCE, "kernels that find no room on the GPU wait for one another"
+
+
+def test_three_nodes_exchange_with_each_other(soft_nccl):
+    with met(3, channels=1) as exchanges:
+        found, futures = {}, []
+        for node, exchange in enumerate(exchanges):
+            others = [other for other in range(3) if other != node]
+            exchange.begin(dict.fromkeys(others, 1), dict.fromkeys(others, 1))
+            for other in others:
+                found[node, other] = np.zeros(1000, np.int32)
+                futures += [under_way(exchange.send, other, 0, np.full(1000, 10 * node + other, np.int32)),
+                            under_way(exchange.receive, other, 0, found[node, other])]  # fmt: skip
+        assert [outcome(future) for future in futures] == [None] * len(futures)
+        assert all((array == 10 * other + node).all() for (node, other), array in found.items())
+
+
+def test_a_tile_that_waits_for_its_place_or_its_sender_occupies_no_gpu(soft_nccl):
+    with ThreadPoolExecutor(1) as pool, met(2, channels=1) as (zero, one):
+        for exchange in (zero, one):
+            exchange.begin({1 - exchange.node: 1}, {1 - exchange.node: 1})
+        before = soft_nccl.launched.copy()
+        sent = under_way(zero.send, 1, 0, np.ones(8))  # to a node without a place
+        received = under_way(zero.receive, 1, 0, np.zeros(8))  # from a node that does not send
+        said = pool.submit(one.share, "here", b"")
+        zero.share("here", b"")
+        assert said.result(HANG_S) and not sent.done() and not received.done() and soft_nccl.launched == before
+        there = under_way(one.receive, 0, 0, np.zeros(8)), under_way(one.send, 0, 0, np.ones(8))
+        assert [outcome(future) for future in (sent, received, *there)] == [None] * 4
+    assert soft_nccl.early <= 2, "only the byte of each direction by which NCCL connects"
+
+
+@pytest.mark.parametrize("kind", ["send", "recv"])
+def test_an_abort_ends_kernels_that_wait_for_ever_on_both_nodes(soft_nccl, kind):
+    """All at once: a communicator is freed only when no kernel of another one runs."""
+    with met(2) as (zero, one):
+        for exchange in (zero, one):
+            exchange.begin({1 - exchange.node: 2}, {1 - exchange.node: 2})
+        soft_nccl.loses = lambda communicator, what: what == kind
+        futures = []
+        for exchange in (zero, one):
+            for index in range(2):
+                futures.append(under_way(exchange.send, 1 - exchange.node, index, np.ones(8)))
+                futures.append(under_way(exchange.receive, 1 - exchange.node, index, np.zeros(8)))
+        comes(lambda: soft_nccl.running.total() == 8)
+        zero.abort("the disk is full")
+        assert all("gave up: the disk is full" in str(outcome(future)) for future in futures)
+        ended(one)
+
+
+def test_a_failure_behind_the_kernels_is_noticed_with_the_next_beat(soft_nccl, monkeypatch):
+    monkeypatch.setattr(tcp_exchange, "BEATS", tcp_exchange.PATIENCE_S / 0.005)
+    monkeypatch.setattr(peer, "FAREWELL_S", 0.05)
+    with met(2) as (zero, one):
+        zero.begin({}, {1: 1})
+        waiting = under_way(zero.receive, 1, 0, np.zeros(8))
+        soft_nccl.made[0].fault = NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error")
+        assert "was lost: NCCL failed: NCCL_ERROR_REMOTE_ERROR" in str(outcome(waiting))
+        ended(zero, one)
+
+
+def test_another_size_than_expected_ends_the_exchange_before_nccl_moves_it(soft_nccl):
+    with met(2) as (zero, one):
+        zero.begin({1: 1}, {})
+        one.begin({}, {0: 1})
+        sent = under_way(zero.send, 1, 0, np.zeros(5))
+        told = Future()
+        one.receive(0, 0, flat(np.zeros(1)), told.set_result, "wte[0,0]")
+        assert "transfer 0 has 40 bytes there and 8 here, of wte[0,0]" in str(outcome(told))
+        outcome(sent)
+        assert "start all nodes with the same options" in ended(zero)[0]
+
+
+def test_nothing_outlives_an_exchange(soft_nccl, soft_gpu):
+    before = set(threading.enumerate())
+    with met(2) as (_, one):
+        one.close()
+        one.close()
+    assert not {thread for thread in threading.enumerate() if thread.name.startswith("asynctile-")} - before
+    assert all(not driver.streams and not driver.events and not driver.pinned for driver in soft_gpu.opened)
+
+
+def test_a_node_of_another_network_is_refused(soft_nccl):
+    address = free_address()
+    with ThreadPoolExecutor(1) as pool:
+        hosting = pool.submit(join, 0, 2, address)
+        with pytest.raises(NodeError, match="node 1 has network tcp, and node 0 has network nccl; start all nodes with"):
+            join_by_tcp(1, 2, address)
+        with join(1, 2, address), hosting.result(HANG_S):
+            pass
+
+
+def test_a_refusal_of_nccl_ends_the_meeting_on_both_sides(soft_nccl):
+    address = free_address()
+    soft_nccl.refuses = NcclError("NCCL_ERROR_INVALID_USAGE: Duplicate GPU detected")
+    with ThreadPoolExecutor(2) as pool:
+        for meeting in [pool.submit(join, node, 2, address) for node in range(2)]:
+            said = str(meeting.exception(HANG_S))
+            assert said.startswith("NCCL does not connect the line 0 of nodes") and "Duplicate GPU" in said
+            assert "NCCL_DEBUG=WARN shows why" in said
+
+
+def test_a_node_that_never_connects_nccl_ends_the_meeting_in_time(soft_nccl, soft_gpu, monkeypatch):
+    address, gate, hanging = free_address(), threading.Event(), []
+
+    def hang(*args: Any) -> None:
+        hanging.append(args)
+        gate.wait()
+        raise NcclError("NCCL_ERROR_REMOTE_ERROR")
+
+    class Clock:
+        def monotonic(self) -> float:
+            return time.monotonic() + (HANG_S if len(hanging) == 2 else 0)
+
+    monkeypatch.setattr(soft_nccl, "NcclCommunicator", hang)
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.time", Clock())
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.LAST_S", 0.01)
+    with ThreadPoolExecutor(2) as pool:
+        meetings = [pool.submit(join, node, 2, address) for node in range(2)]
+        assert all("within 200 s; NCCL_DEBUG=WARN" in str(meeting.exception(HANG_S)) for meeting in meetings)
+        gate.set()
+    comes(lambda: not [thread for thread in threading.enumerate() if thread.name == "asynctile-nccl-connect"])
+    assert all(not driver.streams and not driver.events and not driver.pinned for driver in soft_gpu.opened)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated*2"])
+def test_a_device_that_is_no_gpu_is_refused(device):
+    with pytest.raises(ValueError, match=r"'nccl' carries tiles between GPUs, and device is '(cpu|emulated)'; choose 'cuda:N'"):
+        NcclExchange.meet(0, 2, ("127.0.0.1", 1), SECRET, TERMS, device=device)
+
+
+@pytest.mark.parametrize("there", [None, False])
+def test_without_nccl_its_package_is_named(monkeypatch: pytest.MonkeyPatch, there: Any) -> None:
+    """CuPy is missing, or finds no library."""
+    module = None if there is None else type("cuda", (), {"nccl": type("nccl", (), {"available": there})})
+    monkeypatch.setitem(sys.modules, "cupy.cuda", module)
+    with pytest.raises(DeviceError, match=r"^NCCL does not load \(.*\); pip install 'asynctile\[nccl13\]'.*network 'tcp'$"):
+        load()
+
+
