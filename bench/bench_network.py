@@ -40,6 +40,7 @@ from asynctile.layers.plan import traffic_of
 from asynctile.layers.planned_step import planned_steps
 from asynctile.measure.hardware import hardware
 from asynctile.nodes import TcpExchange
+from asynctile.nodes.line import SocketLine
 
 LENGTH = 256
 CONFIG = GPT2Config(n_layer=6, n_head=4, n_embd=256, block_size=LENGTH, vocab_size=1024)
@@ -55,9 +56,9 @@ SO_MAX_PACING_RATE, NO_LIMIT = 47, (1 << 32) - 1
 class PacedExchange(TcpExchange):
     """An exchange whose tiles keep to a rate, once `pace` has set it. Meet with one channel, since each has the rate."""
 
-    def __init__(self, node: int, connections: Mapping[tuple[int, int], socket.socket], *more: Any) -> None:
-        self._tiles = [connection for (_, channel), connection in connections.items() if channel]
-        super().__init__(node, dict(connections), *more)
+    def __init__(self, node: int, controls: Any, lines: Mapping[int, Sequence[SocketLine]], *more: Any) -> None:
+        self._tiles = [line.connection for own in lines.values() for line in own]
+        super().__init__(node, controls, lines, *more)
 
     def pace(self, per_s: float | None) -> None:
         """Send at most so many bytes a second to each node; None: no limit."""

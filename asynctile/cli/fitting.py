@@ -14,6 +14,7 @@ from asynctile.device.names import names_of
 from asynctile.errors import DeviceError
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
+from asynctile.nodes.tcp_exchange import NCCL, TCP
 from asynctile.program.precision import PRECISIONS
 
 __all__ = ["check_devices", "check_fit", "steps_of"]
@@ -121,6 +122,12 @@ def _check_nodes(options: Options) -> None:
     nodes = options.nodes
     if nodes == 1 and (options.join is not None or options.node or options.secret_file is not None):
         raise ValueError("--node, --join and --secret-file are for several nodes; say how many with --nodes, or leave them out")
+    if options.network not in (TCP, NCCL):
+        raise ValueError(f"unknown --network {options.network}; expected tcp or nccl")
+    if options.network == NCCL and nodes == 1:
+        raise ValueError("--network is for several nodes; say how many with --nodes, or leave it out")
+    if options.network == NCCL and _kind_of(options.device) in ("cpu", "emulated"):
+        raise ValueError(f"--network nccl carries tiles between GPUs, and --device is {options.device}; use --network tcp")
     if options.node >= nodes:
         raise ValueError(f"--node {options.node} is not one of --nodes {nodes}; nodes count from 0")
 

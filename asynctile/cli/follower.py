@@ -35,7 +35,7 @@ from asynctile.storage.input import read_file
 __all__ = ["begin_word", "follow_run", "own_options"]
 
 #: What each node may choose by itself. Precision changes bits, so node 0 chooses it.
-_OWN = frozenset({*PLACEMENT, "update", "nodes", "node", "join", "secret_file", "out"}) - {"precision"}
+_OWN = frozenset({*PLACEMENT, "update", "nodes", "node", "join", "secret_file", "network", "out"}) - {"precision"}
 #: What a node never takes from node 0: places to write are typed.
 _TYPED = ("spill", "spill_limit")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from asynctile.cli import values
 from asynctile.cli.option import option, options_of
+from asynctile.nodes.tcp_exchange import TCP
 
 __all__ = ["CHANGEABLE", "CHECKS", "CONSTANT", "FORGOTTEN", "PLACEMENT", "REPEATABLE", "SCHEDULES", "Options"]
 
@@ -193,6 +194,10 @@ class Options:
     secret_file: str | None = option(
         None, values.name, "FILE", "file with a secret that all nodes know (default: the variable ASYNCTILE_SECRET)",
         group=_NODES, forgotten=True, config=False)
+    network: str = option(
+        TCP, values.name, "NAME",
+        "what carries tiles between nodes, typed on each of them: tcp, or nccl between GPUs (needs asynctile[nccl13]; no "
+        "machine has tried it) (default: {default})", group=_NODES, forgotten=True, config=False)
     ray: str | None = option(
         None, values.name, "ADDRESS",
         "run the nodes as workers of the Ray cluster at this address (HOST:PORT, auto, or local for one of this machine); a "

@@ -11,13 +11,15 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from asynctile import __version__
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.options import Options
+from asynctile.nccl import NcclExchange
 from asynctile.nodes.secret import find_secret
-from asynctile.nodes.tcp_exchange import TcpExchange
+from asynctile.nodes.tcp_exchange import NCCL, TcpExchange
 from asynctile.storage import documents
 
 __all__ = ["Team", "team_of"]
@@ -59,9 +61,10 @@ async def team_of(options: Options, stage: Callable[[str], object], interrupt: I
         yield Team(None)
         return
     secret = find_secret(os.environ, options.secret_file)
+    join = partial(NcclExchange.meet, device=options.device) if options.network == NCCL else TcpExchange.meet
     stage(f"waiting for the other nodes of {options.nodes}")
     exchange = await documents.finish(asyncio.to_thread(
-        TcpExchange.meet, options.node, options.nodes, options.join, secret, {"version": __version__},
+        join, options.node, options.nodes, options.join, secret, {"version": __version__},
         check=interrupt.check))
     try:
         yield Team(exchange)

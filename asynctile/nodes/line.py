@@ -46,28 +46,28 @@ class SocketLine:
     sends = receives = True
 
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
-        self._connection = connection
+        self.connection = connection
         self._patience_s = patience_s
         connection.settimeout(None)
         keep_alive(connection)
 
     def send(self, piece: PieceHeader, view: memoryview) -> None:
-        send_piece(self._connection, piece, view)
+        send_piece(self.connection, piece, view)
 
     def header(self) -> PieceHeader:
-        return read_piece(self._connection)
+        return read_piece(self.connection)
 
     def receive(self, view: memoryview) -> None:
-        self._connection.settimeout(self._patience_s)  # inside a piece, the other side does not wait for anything
-        read_into(self._connection, view)
-        self._connection.settimeout(None)
+        self.connection.settimeout(self._patience_s)  # inside a piece, the other side does not wait for anything
+        read_into(self.connection, view)
+        self.connection.settimeout(None)
 
     def check(self) -> None:
         pass  # the threads notice everything
 
     def shut(self) -> None:
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

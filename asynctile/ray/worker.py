@@ -37,6 +37,8 @@ def work(config: Mapping[str, Any]) -> None:
     if os.path.isdir(config["folder"]):
         os.chdir(config["folder"])
     given = {**config["given"], **(_meeting(node, nodes) if nodes > 1 else {})}
+    if nodes == 1:
+        given.pop("network", None)  # an option of several nodes, of which this start has one
     status = asyncio.run(_follow(given) if node else _lead(given))
     if status:
         raise AsynctileError(f"node {node} stopped before the end of the run, with status {status}")

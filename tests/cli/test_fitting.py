@@ -45,6 +45,10 @@ def test_the_rate_ends_at_a_tenth_unless_an_end_was_given() -> None:
     ({"node": 1}, "--node, --join and --secret-file are for several nodes"),
     ({"join": ("a", 1)}, "--node, --join and --secret-file are for several nodes"),
     ({"nodes": 2, "node": 2, "join": ("a", 1)}, "--node 2 is not one of --nodes 2; nodes count from 0"),
+    ({"nodes": 2, "join": ("a", 1), "network": "rdma"}, "unknown --network rdma; expected tcp or nccl"),
+    ({"network": "nccl"}, "--network is for several nodes; say how many with --nodes"),
+    ({"nodes": 2, "join": ("a", 1), "network": "nccl", "device": "emulated*2", "replicas": 4},
+     "--network nccl carries tiles between GPUs, and --device is emulated"),
 ])  # fmt: skip
 def test_options_of_several_nodes_fit_together(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

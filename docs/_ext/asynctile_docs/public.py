@@ -17,6 +17,7 @@ MODULES = {
         "open_tokenizer", "Chats",
     ),
     "asynctile.nodes": ("TcpExchange",),
+    "asynctile.nccl": ("NcclExchange",),
     "asynctile.ray": ("RayTrainer",),
     "asynctile.callbacks": ("Callback", "Run"),
     "asynctile.metrics": ("registry", "EngineCollector"),
@@ -65,6 +66,7 @@ SHOWN = {
     # Its vocab_size and fingerprint are those of Tokenizer.
     "asynctile.layers.ByteTokenizer": ("encode", "decode", "save", "special", "to_json"),
     "asynctile.nodes.TcpExchange": ("meet", "close", "node", "nodes", "failure"),
+    "asynctile.nccl.NcclExchange": ("meet", "close", "node", "nodes", "failure"),
     "asynctile.ray.RayTrainer": ("fit",),
     "asynctile.metrics.EngineCollector": ("collect",),
 }  # fmt: skip
@@ -80,6 +82,7 @@ INTERNAL = {
     "asynctile.layers.LoRA": ("excess", "layers", "tensors"),
     "asynctile.layers.StepReport": ("between",),
     "asynctile.nodes.TcpExchange": ("abort", "begin", "receive", "send", "share"),
+    "asynctile.nccl.NcclExchange": ("abort", "begin", "receive", "send", "share"),
 }  # fmt: skip
 
 #: Classes that a program makes by calling them; the page shows no arguments for the others.
