@@ -47,7 +47,7 @@ class NcclExchange(TcpExchange):
         if not first.startswith("cuda"):
             raise ValueError(f"the network 'nccl' carries tiles between GPUs, and device is {first!r}; choose 'cuda:N', or the "
                              "network 'tcp'")
-        library, driver, admission = load(), open_driver(first), Admission()
+        driver, library, admission = open_driver(first), load(), Admission()
         hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL, "NCCL": str(library.get_version())})
         connections, listener = meet(hello, address, secret, 2 * channels, wait_s, check)
         controls, others = apart(connections)

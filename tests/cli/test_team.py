@@ -36,7 +36,8 @@ async def test_nodes_meet_over_nccl_if_their_options_say_so(soft_nccl: SoftNccl)
     assert {communicator.device for communicator in soft_nccl.made} == {0, 1}
 
 
-async def test_a_node_without_nccl_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_without_nccl_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, soft_gpu: Any) -> None:
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.open_driver", soft_gpu.open)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     options = Options(nodes=2, join=free_address(), network="nccl", device="cuda:0")
     with pytest.raises(DeviceError, match=r"NCCL does not load.*'asynctile\[nccl13\]'"):
