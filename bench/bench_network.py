@@ -2,9 +2,10 @@
 
     python bench/bench_network.py [--rounds 5] [--steps 10] [--batch 4] [--write]
 
-Two processes with a core each train one model with two replicas, float32 on `cpu`. Their sockets keep each way to a rate
-(SO_MAX_PACING_RATE). Without a limit, a step takes as long as it computes, with little else. At the limited rates, the network
-alone takes 0.5, 1 and 2 times as long as that. The rates take turns, each with --steps steps a round.
+Two processes with a core each train one model with two replicas, float32 on `cpu`. Each piece of a tile waits until a wire of
+a given rate would have carried it and those before it. Without a limit, a step takes as long as it computes, with little more.
+At the limited rates, the network alone takes 0.5, 1 and 2 times as long as that. The rates take turns, each with --steps steps
+a round.
 
 A step that hid all it could would take the longer of both times, one that hid nothing their sum. `hidden` is the part of the
 shorter one that it hid. Beside it stands the step by the virtual clock: of both nodes, which wait for each other, and of node 0
@@ -19,14 +20,13 @@ import json
 import os
 import socket
 import statistics
-import struct
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from bench_exchange import SECRET, Address, on_nodes
@@ -41,6 +41,8 @@ from asynctile.layers.planned_step import planned_steps
 from asynctile.measure.hardware import hardware
 from asynctile.nodes import TcpExchange
 from asynctile.nodes.line import SocketLine
+from asynctile.nodes.listener import Listener
+from asynctile.nodes.wire import PieceHeader
 
 LENGTH = 256
 CONFIG = GPT2Config(n_layer=6, n_head=4, n_embd=256, block_size=LENGTH, vocab_size=1024)
@@ -49,22 +51,51 @@ NODES = 2
 SHARES = (None, 0.5, 1.0, 2.0)
 #: Steps before the measured ones, and after each change of the rate.
 WARM, SETTLE = 3, 1
-#: The option of Linux, which Python does not name, and its value for no limit.
-SO_MAX_PACING_RATE, NO_LIMIT = 47, (1 << 32) - 1
+
+
+class Wire:
+    """The way out of a node, which all its lines share. per_s: bytes a second; None: no limit."""
+
+    def __init__(self) -> None:
+        self.per_s: float | None = None
+        self._free_s = 0.0
+        self._turn = threading.Lock()
+
+    def carry(self, nbytes: int) -> None:
+        """Wait until the wire has carried so many bytes, behind those of earlier calls."""
+        with self._turn:
+            if self.per_s is None:
+                return
+            end_s = self._free_s = max(time.perf_counter(), self._free_s) + nbytes / self.per_s
+        time.sleep(max(0.0, end_s - time.perf_counter()))
+
+
+class PacedLine(SocketLine):
+    """A line whose pieces leave once `wire` has carried them."""
+
+    def __init__(self, line: SocketLine, wire: Wire, patience_s: float) -> None:
+        super().__init__(line.connection, line.way, patience_s)
+        self._wire = wire
+
+    def send(self, piece: PieceHeader, view: memoryview) -> None:
+        self._wire.carry(len(view))
+        super().send(piece, view)
 
 
 class PacedExchange(TcpExchange):
-    """An exchange whose tiles keep to a rate, once `pace` has set it. Meet with one channel, since each has the rate."""
+    """An exchange whose tiles keep to a rate, once `pace` has set it."""
 
-    def __init__(self, node: int, controls: Any, lines: Mapping[int, Sequence[SocketLine]], *more: Any) -> None:
-        self._tiles = [line.connection for own in lines.values() for line in own]
-        super().__init__(node, controls, lines, *more)
+    def __init__(
+        self, node: int, controls: Mapping[int, socket.socket], lines: Mapping[int, Sequence[SocketLine]],
+        listener: Listener, patience_s: float,
+    ) -> None:  # fmt: skip
+        self._wire = Wire()
+        paced = {other: [PacedLine(line, self._wire, patience_s) for line in own] for other, own in lines.items()}
+        super().__init__(node, controls, paced, listener, patience_s)
 
     def pace(self, per_s: float | None) -> None:
-        """Send at most so many bytes a second to each node; None: no limit."""
-        limit = struct.pack("=I", NO_LIMIT if per_s is None else min(int(per_s), NO_LIMIT))
-        for connection in self._tiles:
-            connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, limit)
+        """Send at most so many bytes a second; None: no limit."""
+        self._wire.per_s = per_s
 
     def held(self, nbytes: int) -> float:
         """Exchange so many bytes with the other node, both ways at once; return the bytes a second of each way."""
@@ -98,7 +129,7 @@ class Found:
 def trained(node: int, address: Address, rounds: int, steps: int, size: int) -> Found:
     """Train as one node on a core of its own, at each rate in turn."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[node]})
-    with PacedExchange.meet(node, NODES, address, SECRET, {}, channels=1) as exchange:
+    with PacedExchange.meet(node, NODES, address, SECRET, {}) as exchange:
         machines = [_machine(exchange)]
         found = asyncio.run(_stepped(exchange, rounds, steps, size))
         found.machines = [*machines, _machine(exchange)]

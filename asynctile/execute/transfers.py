@@ -17,6 +17,7 @@ import numpy as np
 
 from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tiers import Tiers
+from asynctile.nodes.boxes import Way
 from asynctile.program.operation import READ
 from asynctile.program.program import Shipment
 from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
@@ -42,7 +43,7 @@ class Transfers:
         self._first = 0
         self._counts = _counts(schedule)
         #: with other nodes; None if no tile of the schedule goes there or comes from there
-        self.exchange = tiers.nodes.exchange if tiers.nodes is not None and any(self._counts) else None
+        self.exchange = tiers.nodes.exchange if tiers.nodes is not None and any(map(any, self._counts.values())) else None
         try:
             for index, entry in enumerate(schedule.entries):
                 if entry.kind is Kind.TRANSFER and entry.node is None:
@@ -60,7 +61,8 @@ class Transfers:
         if isinstance(self._host.link, SpillLink):
             self._first = self._host.link.stream.enqueued
         if self.exchange is not None:
-            self.exchange.begin(*self._counts)
+            for way, counts in self._counts.items():
+                self.exchange.begin(*counts, way)
 
     def begin(self, entry: int, told: Callable[[BaseException | None], None], after: StreamEvents = ()) -> StreamEvent:
         """Enqueue the transfer of an entry behind `after`; return its event.
@@ -121,10 +123,11 @@ class Transfers:
         self._tiers.copies.place(tile)  # so that the block is freed with the tile
 
 
-def _counts(schedule: Schedule) -> tuple[Counter[int], Counter[int]]:
-    """Return how many transfers of a run go to each node, and how many come from it."""
-    sends, receives = Counter[int](), Counter[int]()
+def _counts(schedule: Schedule) -> dict[Way, tuple[Counter[int], Counter[int]]]:
+    """Return how many transfers of a run go to each node, and how many come from it, by way."""
+    found = {way: (Counter[int](), Counter[int]()) for way in Way}
     for entry in schedule.program.entries:
         if isinstance(entry, Shipment):
+            sends, receives = found[Way(entry.tile.persistent)]
             (sends if entry.access == READ else receives)[entry.node] += 1
-    return sends, receives
+    return found

@@ -6,8 +6,9 @@ the schedule, as the workers of asynctile/execute/workers do. What comes behind 
 knows the loss. Nothing else takes time: no mutex, no wake-up. Pure arithmetic.
 
 One clock may run over all nodes of a training. Then a transfer needs both ends: it begins when the tile is there, its place is
-free, and neither node sends or receives another tile that way. Between two nodes transfers go in the order of their numbers, as
-in asynctile/nodes/boxes.py. All nodes begin together, and update nothing before the loss of all is known.
+free, and neither node sends or receives another tile that way. Between two nodes, transfers of temporary tiles go in the order
+of their numbers, and so do those of persistent ones, as in asynctile/nodes/boxes.py. All nodes begin together, and update
+nothing before the loss of all is known.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from asynctile.errors import AsynctileError
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import UPDATE
 from asynctile.schedule.schedule import Kind, Schedule, Scheduled
+from asynctile.storage.tile import Tile
 
 #: Returns the seconds of an entry.
 Seconds = Callable[[Scheduled], float]
@@ -144,7 +146,7 @@ class _Clock:
                 for earlier in (*entry.waits, *entry.after):
                     self._wait(number, first + earlier)
         for (way, (earlier, _)), (same, (later, _)) in pairwise(sorted(pairs.items())):
-            if way[:2] == same[:2]:
+            if way[:3] == same[:3]:
                 self._wait(later, earlier)
         self._held, self._reporting = set[int](), set[int]()
         for schedule, first in zip(schedules, self.firsts, strict=False):
@@ -230,24 +232,25 @@ def _drop(heap: list[int], number: int) -> None:
         heapq.heapify(heap)
 
 
-def _pairs(schedules: Sequence[Schedule], firsts: Sequence[int]) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return the entries that send and receive each tile between two nodes, by (source, target, index).
+def _pairs(schedules: Sequence[Schedule], firsts: Sequence[int]) -> dict[tuple[int, int, bool, int], tuple[int, int]]:
+    """Return the entries that send and receive each tile between two nodes: by source, target, kind of tile and index.
 
     firsts: the number of the first entry of each node.
     """
-    sent: dict[tuple[int, int, int], int] = {}
-    received: dict[tuple[int, int, int], int] = {}
+    sent: dict[tuple[int, int, bool, int], int] = {}
+    received: dict[tuple[int, int, bool, int], int] = {}
     for node, (schedule, first) in enumerate(zip(schedules, firsts, strict=False)):
         for number, entry in enumerate(schedule.entries, first):
             if entry.kind is Kind.TRANSFER and entry.node is not None:
-                to, source = entry.places
+                (to, source), tile = entry.places, entry.what
+                assert isinstance(tile, Tile)
                 if to.tier >= 0:
-                    received[entry.node, node, source.index] = number
+                    received[entry.node, node, tile.persistent, source.index] = number
                 else:
-                    sent[node, entry.node, to.index] = number
+                    sent[node, entry.node, tile.persistent, to.index] = number
     if sent.keys() != received.keys():
         way = min(sent.keys() ^ received.keys())
-        raise ValueError(f"only one node knows of transfer {way[2]} from node {way[0]} to node {way[1]}; give the schedules of "
+        raise ValueError(f"only one node knows of transfer {way[3]} from node {way[0]} to node {way[1]}; give the schedules of "
                          "all nodes of one program")
     return {way: (number, received[way]) for way, number in sent.items()}
 

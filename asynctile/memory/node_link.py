@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from asynctile.nodes.boxes import Told
+from asynctile.nodes.boxes import Told, Way
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
@@ -47,8 +47,9 @@ class NodeLink:
     ) -> StreamEvent:  # fmt: skip
         """Enqueue a transfer that waits only for `after`; return its event, which is done once the transfer is over.
 
-        index: of the transfer in its run. array: the tile's memory in RAM, (nbytes,) uint8. sends: to `node`, otherwise from
-        there. told: called by a thread of the exchange, with its error or None.
+        index: of the transfer in its run, among those of temporary or of persistent tiles. array: the tile's memory in RAM,
+        (nbytes,) uint8. sends: to `node`, otherwise from there. told: called by a thread of the exchange, with its error or
+        None.
         """
         event = self._stream.promise(tile)
 
@@ -57,15 +58,15 @@ class NodeLink:
             self._stream.keep(event, error)
 
         move = self.exchange.send if sends else self.exchange.receive
-        self._stream.enqueue((), _begin, (move, node, index, array.data, over, tile.name), after=after, what=tile)
+        self._stream.enqueue((), _begin, (move, node, index, array.data, over, tile), after=after, what=tile)
         return event
 
 
 def _begin(
-    move: Callable[[int, int, memoryview, Told, object], None], node: int, index: int, view: memoryview,
-    over: Callable[[BaseException | None], None], what: object,
+    move: Callable[[int, int, memoryview, Told, object, Way], None], node: int, index: int, view: memoryview,
+    over: Callable[[BaseException | None], None], tile: Tile,
 ) -> None:  # fmt: skip
     try:
-        move(node, index, view, over, what)
+        move(node, index, view, over, tile.name, Way(tile.persistent))
     except BaseException as error:  # else nobody would end the transfer
         over(error)

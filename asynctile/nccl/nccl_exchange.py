@@ -21,9 +21,10 @@ from asynctile.device.names import names_of
 from asynctile.errors import NodeError
 from asynctile.nccl.library import load
 from asynctile.nccl.nccl_line import LAST_S, Admission, NcclLine
+from asynctile.nodes.boxes import Way
 from asynctile.nodes.handshake import Hello
 from asynctile.nodes.meeting import AGAIN_S, apart, meet
-from asynctile.nodes.tcp_exchange import CHANNELS, NCCL, NETWORK, PATIENCE_S, WAIT_S, TcpExchange
+from asynctile.nodes.tcp_exchange import NCCL, NETWORK, PATIENCE_S, WAIT_S, TcpExchange
 from asynctile.nodes.wire import Deadline, reason
 from asynctile.threads import start
 
@@ -34,14 +35,14 @@ class NcclExchange(TcpExchange):
     @classmethod
     def meet(
         cls, node: int, nodes: int, address: tuple[str, int], secret: bytes, terms: Mapping[str, str], *,
-        channels: int = CHANNELS, patience_s: float = PATIENCE_S, wait_s: float = WAIT_S, check: Callable[[], object] = bool,
+        channels: int = 1, patience_s: float = PATIENCE_S, wait_s: float = WAIT_S, check: Callable[[], object] = bool,
         device: str = "auto",
     ) -> Self:  # fmt: skip
         """Meet the other nodes, connect NCCL and return the exchange.
 
-        device: as in Engine; its first GPU carries the tiles. channels: of each direction between two nodes. wait_s: for all to
-        join, and once more for NCCL. Others: as for TcpExchange. ValueError for a device that is no GPU, DeviceError without a
-        GPU or NCCL, NodeError if NCCL does not connect.
+        device: as in Engine; its first GPU carries the tiles. channels: of each direction between two nodes, for each way.
+        wait_s: for all to join, and once more for NCCL. Others: as for TcpExchange. ValueError for a device that is no GPU,
+        DeviceError without a GPU or NCCL, NodeError if NCCL does not connect.
         """
         first = names_of(resolved(device))[0]
         if not first.startswith("cuda"):
@@ -49,11 +50,11 @@ class NcclExchange(TcpExchange):
                              "network 'tcp'")
         driver, library, admission = open_driver(first), load(), Admission()
         hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL, "NCCL": str(library.get_version())})
-        connections, listener = meet(hello, address, secret, 2 * channels, wait_s, check)
+        connections, listener = meet(hello, address, secret, 2 * len(Way) * channels, wait_s, check)
         controls, others = apart(connections)
         lines = {
-            other: [NcclLine(f"the line {number} of nodes {node} and {other}", one, (number % 2 == 0) == (node < other), driver,
-                             library, admission) for number, one in enumerate(own)]
+            other: [NcclLine(f"the line {number} of nodes {node} and {other}", one, Way(number // 2 % len(Way)),
+                             (number % 2 == 0) == (node < other), driver, library, admission) for number, one in enumerate(own)]
             for other, own in others.items()
         }  # fmt: skip
         try:

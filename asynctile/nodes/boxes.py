@@ -1,20 +1,31 @@
 """The transfers between this node and another one: `Outbox` and `Inbox`, each shared by the threads of several connections.
 
-Transfers of a direction are numbered, and both nodes count alike. They go out in the order of their numbers, whatever the order
-in which they become ready. So the transfer that the other node needs first never waits behind another one. A tile is received
-into its own bytes; nothing is buffered here.
+Temporary and persistent tiles have an outbox and an inbox each (`Way`). Transfers of each are numbered, and both nodes count
+alike. They go out in the order of their numbers, whatever the order in which they become ready. So the transfer that the other
+node needs first never waits behind another one. A tile is received into its own bytes; nothing is buffered here.
+
+The way not taken: one order for all tiles. An updated weight waits for the sums of both nodes, and behind it waited the sums of
+the next weight. So each weight cost a journey to the other node and back.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from enum import IntEnum
 
 from asynctile.errors import NodeError
 from asynctile.nodes.wire import PIECE_NBYTES, PieceHeader
 
 #: Called once when a transfer is over, with its error or None.
 Told = Callable[[NodeError | None], None]
+
+
+class Way(IntEnum):
+    """What a transfer carries. Transfers of one way keep an order; ways do not wait for each other."""
+
+    TEMPORARY = 0
+    PERSISTENT = 1
 
 
 class Moving:

@@ -9,15 +9,17 @@ import socket
 from contextlib import suppress
 from typing import Protocol
 
+from asynctile.nodes.boxes import Way
 from asynctile.nodes.wire import PieceHeader, keep_alive, read_into, read_piece, send_piece
 
 
 class Line(Protocol):
-    """A connection for pieces. sends, receives: whether it carries pieces to the other node, and from there.
+    """A connection for pieces. way: of their tiles. sends, receives: whether it carries them to the other node, and from there.
 
     One thread sends and another one receives. An OSError says why the line is of no use any more.
     """
 
+    way: Way
     sends: bool
     receives: bool
 
@@ -41,12 +43,13 @@ class Line(Protocol):
 
 
 class SocketLine:
-    """A line over a socket of its own, in both directions. patience_s: for each byte within a piece."""
+    """A line over a socket of its own, in both directions. way: of its tiles. patience_s: for each byte within a piece."""
 
     sends = receives = True
 
-    def __init__(self, connection: socket.socket, patience_s: float) -> None:
+    def __init__(self, connection: socket.socket, way: Way, patience_s: float) -> None:
         self.connection = connection
+        self.way = way
         self._patience_s = patience_s
         connection.settimeout(None)
         keep_alive(connection)

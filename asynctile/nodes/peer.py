@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from asynctile.errors import NodeError
-from asynctile.nodes.boxes import Inbox, Outbox
+from asynctile.nodes.boxes import Inbox, Outbox, Way
 from asynctile.nodes.line import Line
 from asynctile.nodes.wire import Message, Said, at, keep_alive, read_message, reason, send_message
 from asynctile.threads import start
@@ -37,7 +37,7 @@ class Peer:
         lost: Callable[[Peer, NodeError], None], shared: Callable[[Peer, str, bytes], None], moved: Callable[[], object],
     ) -> None:  # fmt: skip
         self.node = node
-        self.outbox, self.inbox = Outbox(), Inbox()
+        self.outboxes, self.inboxes = {way: Outbox() for way in Way}, {way: Inbox() for way in Way}
         self._control, self._lines = control, lines
         self._patience_s = patience_s
         self._lost, self._shared, self._moved = lost, shared, moved
@@ -75,8 +75,8 @@ class Peer:
     def fail(self, error: NodeError, farewell: Message | None) -> None:
         """Fail all transfers, and say farewell. The other node closes the connections in turn."""
         self._has_ended.set()
-        self.outbox.fail(error)
-        self.inbox.fail(error)
+        for box in (*self.outboxes.values(), *self.inboxes.values()):
+            box.fail(error)
         if farewell is not None:
             with suppress(OSError), self._writing:
                 send_message(self._control, farewell)
@@ -121,7 +121,8 @@ class Peer:
 
     def _send(self, line: Line) -> None:
         """Send pieces until a failure."""
-        while (taken := self.outbox.take()) is not None:
+        outbox = self.outboxes[line.way]
+        while (taken := outbox.take()) is not None:
             moving, piece = taken
             nbytes = 0
             try:
@@ -131,18 +132,19 @@ class Peer:
                 self._end_of_line(error)
                 return
             finally:
-                self.outbox.put_back(moving, nbytes)
+                outbox.put_back(moving, nbytes)
 
     def _receive(self, line: Line) -> None:
         """Receive pieces until a failure."""
+        inbox = self.inboxes[line.way]
         try:
-            while (moving := self.inbox.place(piece := line.header())) is not None:
+            while (moving := inbox.place(piece := line.header())) is not None:
                 nbytes = 0
                 try:
                     line.receive(moving.view[piece.offset : piece.offset + piece.nbytes])
                     nbytes = piece.nbytes
                 finally:
-                    self.inbox.put_back(moving, nbytes)
+                    inbox.put_back(moving, nbytes)
         except OSError as error:
             self._end_of_line(error)
         except NodeError as error:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from asynctile.errors import NodeError
-from asynctile.nodes.boxes import Told
+from asynctile.nodes.boxes import Told, Way
 from asynctile.nodes.handshake import Hello
 from asynctile.nodes.line import Line, SocketLine
 from asynctile.nodes.listener import Listener
@@ -28,7 +28,7 @@ from asynctile.threads import start
 
 #: The term that names what carries tiles, and two networks.
 NETWORK, TCP, NCCL = "network", "tcp", "nccl"
-#: Connections for tiles of each pair of nodes.
+#: Connections for the tiles of each way, between each pair of nodes.
 CHANNELS = 2
 #: Seconds without a sign of life after which a node is lost, and beats within this time.
 PATIENCE_S, BEATS = 30.0, 8
@@ -76,14 +76,17 @@ class TcpExchange:
         """Meet the other nodes and return the exchange.
 
         node: from 0. address: host and port at which node 0 listens. terms: everything on which all nodes must agree, by name.
-        channels: connections for tiles of each pair. check: called several times a second while this waits; what it raises
+        channels: connections of each pair, for each way. check: called several times a second while this waits; what it raises
         ends the wait. NodeError if a node does not come within `wait_s`, or is refused. ValueError for numbers that do not
         exist.
         """
         hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: TCP})
-        connections, listener = meet(hello, address, secret, channels, wait_s, check)
+        connections, listener = meet(hello, address, secret, len(Way) * channels, wait_s, check)
         controls, others = apart(connections)
-        lines = {other: [SocketLine(one, patience_s) for one in own] for other, own in others.items()}
+        lines = {
+            other: [SocketLine(one, Way(number % len(Way)), patience_s) for number, one in enumerate(own)]
+            for other, own in others.items()
+        }  # fmt: skip
         return cls(node, controls, lines, listener, patience_s)
 
     @property
@@ -96,39 +99,45 @@ class TcpExchange:
         """The error that ended the exchange; None while it works."""
         return self._failure
 
-    def begin(self, sends: Mapping[int, int], receives: Mapping[int, int]) -> None:
-        """Begin a run with so many transfers to and from each node. Both sides must count alike.
+    def begin(self, sends: Mapping[int, int], receives: Mapping[int, int], way: Way = Way.TEMPORARY) -> None:
+        """Begin a run with so many transfers of a way to and from each node. Both sides must count alike.
 
         RuntimeError while transfers of the last run are under way.
         """
         for node, peer in self._peers.items():
-            peer.outbox.begin(sends.get(node, 0))
-            peer.inbox.begin(receives.get(node, 0))
+            peer.outboxes[way].begin(sends.get(node, 0))
+            peer.inboxes[way].begin(receives.get(node, 0))
 
-    def send(self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes") -> None:
-        """Send bytes as transfer `index` of this run to `node`. They must stay until `told` is called.
+    def send(
+        self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes", way: Way = Way.TEMPORARY
+    ) -> None:
+        """Send bytes as transfer `index` of this run and way to `node`. They must stay until `told` is called.
 
         view: contiguous bytes. told: called in any thread, once, with None or the error. It must not raise or wait. what: the
         tile, for messages.
         """
-        self._peers[node].outbox.add(index, view, told, what)
+        self._peers[node].outboxes[way].add(index, view, told, what)
 
-    def receive(self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes") -> None:
-        """Receive transfer `index` of this run from `node` into `view`, as `send`. After an error the bytes are no good."""
-        self._peers[node].inbox.add(index, view, told, what)
+    def receive(
+        self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes", way: Way = Way.TEMPORARY
+    ) -> None:
+        """Receive transfer `index` of this run and way from `node` into `view`, as `send`. Failed bytes are no good."""
+        self._peers[node].inboxes[way].add(index, view, told, what)
 
     def share(self, topic: str, body: bytes) -> list[bytes]:
         """Tell all nodes `body` about `topic`; return what each said about it, by node. Waits for all.
 
         All nodes share the same topics in the same order. NodeError if one is lost, has left or shares another topic.
         """
+        if self._failure is not None:
+            raise self._failure
         for peer in self._peers.values():
             peer.say(Message(Said.SHARE, topic, body))
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or all(map(self._has_said, self._peers)))
-            if self._failure is not None:
-                raise self._failure
             left = next((peer for node, peer in self._peers.items() if not self._said[node]), None)
+            if left is not None and self._failure is not None:  # else what failed came behind the word of all
+                raise self._failure
             said = {} if left is not None else {node: self._said[node].popleft() for node in self._peers}
         if left is not None:
             raise NodeError(f"{left.name} has left, and this node waits for its word on {topic}")

@@ -5,7 +5,9 @@ from one node to another, and in which order the tiles go. A temporary tile is s
 handed it. So is a persistent tile that another node uses, too. A tile that is fetched goes to all nodes, which fetch it, too.
 
 The order of the whole program is an order in which all transfers can happen: each needs only entries before it. So nodes never
-wait for each other in a circle, though nothing is buffered.
+wait for each other in a circle, though nothing is buffered. Between two nodes temporary tiles go in this order, and so do
+persistent ones. Neither waits for the other: a weight comes out of sums that other nodes send, and sums of the next weight need
+not wait for it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def reporters(program: Program, devices: int) -> list[int]:
 class _Cutter:
     """One pass through the whole program. found: the part of each node that is asked for. homes: the node of each entry.
 
-    counts: of tiles so far, by (source, target).
+    counts: of tiles so far, by (source, target, whether they are persistent).
     """
 
     def __init__(self, program: Program, nodes: Collection[int], devices: int) -> None:
@@ -58,7 +60,7 @@ class _Cutter:
         self.places = {name: self._place(name) for name in {entry.device for entry in program.entries} if name != HOST}
         self.homes = self._homes()
         self.users = self._users()
-        self.counts = Counter[tuple[int, int]]()
+        self.counts = Counter[tuple[int, int, bool]]()
         #: the nodes that have the newest bytes of a temporary tile, besides the one that wrote it
         self.shipped: dict[Tile, set[int]] = {}
         #: persistent tiles that were just written, each with its node and one that uses it, too
@@ -137,8 +139,8 @@ class _Cutter:
         self.written.clear()
 
     def _ship(self, tile: Tile, source: int, target: int) -> None:
-        index = self.counts[source, target]
-        self.counts[source, target] += 1
+        index = self.counts[source, target, tile.persistent]
+        self.counts[source, target, tile.persistent] += 1
         if source in self.found:
             self.found[source].add(Shipment(tile, target, index, READ))
         if target in self.found:

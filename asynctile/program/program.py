@@ -99,8 +99,8 @@ class Elsewhere:
 class Shipment:
     """The way of a tile between this node and another one: its bytes in RAM are sent, or received bytes overwrite them.
 
-    node: the other one. index: among the tiles of a run that go the same way between the two. access: READ to send, WRITE to
-    receive. parts.py makes them.
+    node: the other one. index: among the temporary, or among the persistent tiles that go from one to the other in a run.
+    access: READ to send, WRITE to receive. parts.py makes them.
     """
 
     tile: Tile

@@ -30,7 +30,7 @@ def test_tiles_of_a_paced_exchange_keep_to_the_rate(bench: Any) -> None:
     network, address, per_s = bench("bench_network"), free_address(), 20_000_000
 
     def held(node: int) -> float:
-        with network.PacedExchange.meet(node, 2, address, SECRET, {}, channels=1) as exchange:
+        with network.PacedExchange.meet(node, 2, address, SECRET, {}) as exchange:
             exchange.pace(per_s)
             rate: float = exchange.held(4 << 20)
             return rate

@@ -119,7 +119,7 @@ def test_a_file_below_ram_is_a_unit_of_its_own() -> None:
     assert next(iter(shares)) == Resource.DISK and set(shares) == {Resource.DISK, Resource.COMPUTE}
 
 
-TILE = Tile("t", SHAPE)
+TILE, WEIGHT = Tile("t", SHAPE), Tile("w", SHAPE, persistent=True)
 
 
 def work(*waits: int, stretch: int = 0, reports: bool = False) -> Scheduled:
@@ -127,13 +127,13 @@ def work(*waits: int, stretch: int = 0, reports: bool = False) -> Scheduled:
     return Scheduled(Kind.OPERATION, what, (Place(TOP, TILE.nbytes, 0),), waits, (), stretch)
 
 
-def sends(target: int, index: int, *waits: int) -> Scheduled:
+def sends(target: int, index: int, *waits: int, tile: Tile = TILE) -> Scheduled:
     places = Place(node_tier_of(target), TILE.nbytes, index), Place(RAM, TILE.nbytes, 0)
-    return Scheduled(Kind.TRANSFER, TILE, places, waits, (), 0)
+    return Scheduled(Kind.TRANSFER, tile, places, waits, (), 0)
 
 
-def receives(source: int, index: int, *waits: int) -> Scheduled:
-    return replace(sends(source, index, *waits), places=sends(source, index).places[::-1])
+def receives(source: int, index: int, *waits: int, tile: Tile = TILE) -> Scheduled:
+    return replace(sends(source, index, *waits, tile=tile), places=sends(source, index).places[::-1])
 
 
 def node(*entries: Scheduled, **marks: int) -> Schedule:
@@ -172,6 +172,15 @@ def test_transfers_between_two_nodes_keep_their_order_and_hold_up_no_other_pair(
     assert spans(second) == [(5, 7), (7, 9), (0, 2)] and spans(third) == [(0, 2)]
 
 
+def test_a_weight_that_is_not_ready_holds_up_no_later_sum() -> None:
+    schedules = [
+        node(work(), sends(1, 0, 0, tile=WEIGHT), sends(1, 0), sends(1, 1)),
+        node(receives(0, 0, tile=WEIGHT), receives(0, 0), receives(0, 1)),
+    ]
+    first, _ = timelines(schedules, [lasting(5.0)] * 2)
+    assert spans(first) == [(0, 5), (5, 7), (0, 2), (2, 4)]
+
+
 def test_a_node_receives_from_one_other_node_at_a_time_and_senders_go_on_with_other_tiles() -> None:
     schedules = [
         node(sends(2, 0), receives(1, 0)), node(sends(2, 0), sends(0, 0)), node(receives(0, 0), receives(1, 0)),
@@ -205,7 +214,7 @@ def test_all_nodes_of_a_step_run_by_one_clock(nodes: int, devices: int) -> None:
             assert all(line.ends[before] <= begin for before in (*entry.waits, *entry.after))
         for entry, unit, span in zip(schedule.entries, line.units, spans(line), strict=True):
             if entry.node is not None:
-                carried[number, unit.resource].append((span, entry.node, entry.places))
+                carried[number, unit.resource].append((span, entry.node, entry.what))
     assert len(carried) == 2 * nodes
     for (number, resource), all_of in carried.items():
         ends = [0.0, *(end for (_, end), _, _ in sorted(all_of))]
@@ -214,5 +223,6 @@ def test_all_nodes_of_a_step_run_by_one_clock(nodes: int, devices: int) -> None:
             there = Resource.RECEIVED if resource is Resource.SENT else Resource.SENT
             here = [span for span, away, _ in all_of if away == other]
             assert here == [span for span, away, _ in carried[other, there] if away == number]
-            if resource is Resource.SENT:
-                assert here == sorted(here)
+            for is_persistent in (False, True):
+                alike = [span for span, away, tile in all_of if away == other and tile.persistent is is_persistent]
+                assert resource is Resource.RECEIVED or alike == sorted(alike)

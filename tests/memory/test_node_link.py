@@ -11,6 +11,7 @@ import pytest
 
 from asynctile.errors import NodeError
 from asynctile.memory.node_link import NodeLink
+from asynctile.nodes.boxes import Way
 from asynctile.storage.tile import Tile
 from asynctile.streams.stream import Stream
 
@@ -24,12 +25,12 @@ class Held:
         self.begun: list[tuple[str, int, int, memoryview, Any]] = []
         self.computes = False
 
-    def send(self, node: int, index: int, view: memoryview, told: Any, what: object) -> None:
-        assert what == TILE.name
+    def send(self, node: int, index: int, view: memoryview, told: Any, what: object, way: Way) -> None:
+        assert what == TILE.name and way is Way.TEMPORARY
         self.begun.append(("send", node, index, view, told))
 
-    def receive(self, node: int, index: int, view: memoryview, told: Any, what: object) -> None:
-        assert what == TILE.name
+    def receive(self, node: int, index: int, view: memoryview, told: Any, what: object, way: Way) -> None:
+        assert what == TILE.name and way is Way.TEMPORARY
         if index < 0:
             raise ValueError("no such transfer")
         self.begun.append(("receive", node, index, view, told))

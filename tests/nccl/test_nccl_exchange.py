@@ -16,6 +16,7 @@ from asynctile.nccl import NcclExchange
 from asynctile.nccl.library import load
 from asynctile.nccl.nccl_line import AT_ONCE
 from asynctile.nodes import boxes, peer, tcp_exchange
+from asynctile.nodes.boxes import Way
 from tests.cuda.nccl import NcclError
 from tests.nccl.meetings import join, locked, met
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address
@@ -78,14 +79,13 @@ def test_a_tile_that_waits_for_its_place_or_its_sender_occupies_no_gpu(soft_nccl
 def test_an_abort_ends_kernels_that_wait_for_ever_on_both_nodes(soft_nccl, kind):
     """All at once: a communicator is freed only when no kernel of another one runs."""
     with met(2) as (zero, one):
-        for exchange in (zero, one):
-            exchange.begin({1 - exchange.node: 2}, {1 - exchange.node: 2})
         soft_nccl.loses = lambda communicator, what: what == kind
         futures = []
         for exchange in (zero, one):
-            for index in range(2):
-                futures.append(under_way(exchange.send, 1 - exchange.node, index, np.ones(8)))
-                futures.append(under_way(exchange.receive, 1 - exchange.node, index, np.zeros(8)))
+            for way in Way:
+                exchange.begin({1 - exchange.node: 1}, {1 - exchange.node: 1}, way)
+                futures.append(under_way(exchange.send, 1 - exchange.node, 0, np.ones(8), way))
+                futures.append(under_way(exchange.receive, 1 - exchange.node, 0, np.zeros(8), way))
         comes(lambda: soft_nccl.running.total() == 8)
         zero.abort("the disk is full")
         assert all("gave up: the disk is full" in str(outcome(future)) for future in futures)

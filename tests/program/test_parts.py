@@ -57,9 +57,10 @@ class Node:
         for run in range(runs):
             for entry in self.part.entries:
                 if isinstance(entry, Shipment) and entry.access == READ:
-                    self.wire[self.number, entry.node, run, entry.index] = entry.tile, self.values[entry.tile]
+                    key = self.number, entry.node, run, entry.tile.persistent, entry.index
+                    self.wire[key] = entry.tile, self.values[entry.tile]
                 elif isinstance(entry, Shipment):
-                    while (key := (entry.node, self.number, run, entry.index)) not in self.wire:
+                    while (key := (entry.node, self.number, run, entry.tile.persistent, entry.index)) not in self.wire:
                         yield False
                     tile, self.values[entry.tile] = self.wire.pop(key)
                     assert tile is entry.tile
@@ -123,7 +124,10 @@ def test_both_ends_of_a_way_count_alike_and_in_one_order(seed: int) -> None:
             there = [entry for entry in other.entries if isinstance(entry, Shipment)]
             sent = [(entry.index, entry.tile) for entry in ships if entry.node == target and entry.access == READ]
             received = [(entry.index, entry.tile) for entry in there if entry.node == source and entry.access == WRITE]
-            assert sent == received and [index for index, _ in sent] == list(range(len(sent)))
+            assert sent == received
+            for is_persistent in (False, True):
+                indices = [index for index, tile in sent if tile.persistent is is_persistent]
+                assert indices == list(range(len(indices)))
 
 
 @pytest.mark.parametrize("seed", range(10))
