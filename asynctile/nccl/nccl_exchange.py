@@ -10,6 +10,7 @@ no other tile takes while another node is late.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Self
 from asynctile.device import resolved
 from asynctile.device.cupy_driver import open_driver
 from asynctile.device.names import names_of
-from asynctile.errors import NodeError
+from asynctile.errors import BudgetError, DeviceError, NodeError
 from asynctile.nccl.library import load
 from asynctile.nccl.nccl_line import LAST_S, Admission, NcclLine
 from asynctile.nodes.boxes import Way
@@ -48,6 +49,7 @@ class NcclExchange(TcpExchange):
         if not first.startswith("cuda"):
             raise ValueError(f"the network 'nccl' carries tiles between GPUs, and device is {first!r}; choose 'cuda:N', or the "
                              "network 'tcp'")
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # see nccl_line.py; without effect where CUDA has begun
         driver, library, admission = open_driver(first), load(), Admission()
         hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL, "NCCL": str(library.get_version())})
         connections, listener = meet(hello, address, secret, 2 * len(Way) * channels, wait_s, check)
@@ -97,6 +99,8 @@ def _connect(lines: Sequence[NcclLine], wait_s: float, check: Callable[[], objec
             if time.monotonic() >= end and thread.is_alive():
                 late = lines[min(len(connected), len(lines) - 1)]
                 raise NodeError(f"NCCL has not connected {late.name} within {wait_s:g} s; {_REMEDY}")
+        if failed and isinstance(failed[0], BudgetError | DeviceError):
+            raise failed[0]
         if failed:
             words = reason(failed[0]) if isinstance(failed[0], OSError) else failed[0]
             raise NodeError(f"NCCL does not connect {lines[len(connected)].name}: {words}; {_REMEDY}") from failed[0]

@@ -1,13 +1,19 @@
 """A line over NCCL: headers travel over a socket, and the bytes of pieces from GPU to GPU, in one direction.
 
-NCCL's kernels occupy the GPU while they wait for the other node, and a call of CUDA that waits for all kernels would wait with
-them. So neither side begins a piece before both are ready:
+NCCL's kernels occupy the GPU while they wait for the other node, and a call of CUDA that waits for all kernels waits with them.
+So a piece begins only when both sides are ready:
 
     sender                                     receiver
     header                          ->         waits until the tile has a place
                                                begins to receive
     waits                           <-         READY
     begins to send
+    waits                           <-         DONE, once it has the bytes
+
+A kernel that receives still waits for the other host to begin. If both hosts are then inside calls that wait for all kernels,
+they wait for each other until the watchdog ends the run. CUDA makes such calls when it loads a kernel at its first use, so
+`NcclExchange.meet` asks it to load all when it starts. A kernel that sends may end before the bytes have left, and an abort
+loses them. Hence DONE.
 
 The kernels read and write RAM that is locked, at its own address. Other RAM goes through a locked block of the line.
 
@@ -40,7 +46,7 @@ logger = logging.getLogger(__name__)
 IDENTITY_NBYTES = 128
 #: The ranks of both sides.
 SENDER, RECEIVER = 0, 1
-READY = b"r"
+READY, DONE = b"r", b"d"
 #: Pieces of each direction that a GPU moves at once. Kernels that find no room on the GPU would wait for one another.
 AT_ONCE = 2
 #: Seconds after which a communicator is aborted though a thread is inside NCCL, and after which `close` leaves it behind.
@@ -80,8 +86,8 @@ class NcclLine:
         #: (PIECE_NBYTES,) of locked RAM
         self._block: NDArray[np.uint8] | None = None
         self._stream = self._event = 0
-        #: held by the thread that is inside NCCL
-        self._using = threading.Lock()
+        #: held by the thread that is inside NCCL, and by the one that takes the communicator to abort it
+        self._using, self._taking = threading.Lock(), threading.Lock()
         self._is_over = threading.Event()
         self._aborting = threading.Thread(target=self._wait_to_abort, name="asynctile-nccl-abort", daemon=True)
 
@@ -91,18 +97,17 @@ class NcclLine:
         deadline: for the words over the socket. NCCL itself may wait for ever.
         """
         keep_alive(self._connection)
+        self._driver.bind()
+        self._block = np.ndarray((PIECE_NBYTES,), np.uint8, PinnedMemory(self._driver).block(PIECE_NBYTES))
+        self._stream, self._event = self._driver.new_stream(), self._driver.new_event()
+        start(self._aborting)
         with self._in_words():
-            self._driver.bind()
-            self._block = np.ndarray((PIECE_NBYTES,), np.uint8, PinnedMemory(self._driver).block(PIECE_NBYTES))
-            self._stream, self._event = self._driver.new_stream(), self._driver.new_event()
             if self.sends:
                 identity = self._library.get_unique_id()
                 self._connection.sendall(identity)
             else:
                 identity = read(self._connection, IDENTITY_NBYTES, deadline)
-            start(self._aborting)
-            made = self._library.NcclCommunicator(2, identity, SENDER if self.sends else RECEIVER)
-            self._communicator = made
+            self._communicator = self._library.NcclCommunicator(2, identity, SENDER if self.sends else RECEIVER)
             if self._is_over.is_set():
                 self._abort()  # the thread may have seen no communicator
             self._begin(self._block[:1])
@@ -119,6 +124,7 @@ class NcclLine:
                 there[:] = piece_bytes
             self._begin(there)
             self._await()
+        read(self._connection, len(DONE))
 
     def header(self) -> PieceHeader:
         return read_piece(self._connection)
@@ -137,6 +143,7 @@ class NcclLine:
                 self._await()
             if there is not piece_bytes:
                 piece_bytes[:] = there
+        self._connection.sendall(DONE)
 
     def check(self) -> None:
         """Raise ConnectionError for an error that NCCL met behind its kernels, such as one of the network."""
@@ -179,12 +186,11 @@ class NcclLine:
     def _begin(self, moved: NDArray[np.uint8]) -> None:
         """Enqueue the move of bytes that the GPU reaches. ConnectionAbortedError after `shut`."""
         self._driver.bind()
-        with self._using:
-            if self._is_over.is_set():
+        with self._using, self._admission.calling:
+            if self._is_over.is_set():  # perhaps while this waited for another line that hung
                 raise ConnectionAbortedError
             move = self._communicator.send if self.sends else self._communicator.recv
-            with self._admission.calling:
-                move(moved.ctypes.data, len(moved), self._library.NCCL_UINT8, RECEIVER if self.sends else SENDER, self._stream)
+            move(moved.ctypes.data, len(moved), self._library.NCCL_UINT8, RECEIVER if self.sends else SENDER, self._stream)
             self._driver.record(self._event, self._stream)
 
     def _await(self) -> None:
@@ -207,15 +213,18 @@ class NcclLine:
 
     def _wait_to_abort(self) -> None:
         self._is_over.wait()
-        if self._communicator is not None:
-            self._abort()
+        self._abort()
 
     def _abort(self) -> None:
+        """Abort the communicator, if there is one that no other thread has taken to abort it."""
         # A thread that hangs inside NCCL comes back only once its communicator is aborted.
         is_free = self._using.acquire(timeout=CALL_S)
         try:
-            self._driver.bind()
-            self._communicator.abort()
+            with self._taking:
+                taken, self._communicator = self._communicator, None
+            if taken is not None:
+                self._driver.bind()
+                taken.abort()
         finally:
             if is_free:
                 self._using.release()

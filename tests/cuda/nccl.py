@@ -1,7 +1,8 @@
 """The part of `cupy.cuda.nccl` that asynctile/nccl uses, for the GPUs of a SoftNode, each of which stands for a machine.
 
-A send and its receive are work of two streams. Each occupies its stream until both are there, as a kernel of NCCL does. What
-NCCL leaves undefined is an error here, such as two threads at once, sizes that differ, or RAM that is not locked.
+A send and its receive are work of two streams. A receive occupies its stream until the bytes are there. A send ends as soon as
+it has taken its bytes, as over a network, and an abort loses bytes that were not received. What NCCL leaves undefined is an
+error here, such as two threads at once, two aborts, sizes that differ, or RAM that is not locked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SoftKernel:
 
     def __init__(self, communicator: SoftCommunicator, address: int, count: int) -> None:
         self.communicator, self.address, self.count = communicator, address, count
-        self.is_over = False
+        self.taken = b""
 
 
 class SoftCommunicator:
@@ -60,9 +61,9 @@ class SoftCommunicator:
         queue = self.sent[self.rank, peer]
 
         def run() -> None:
+            kernel.taken = ctypes.string_at(sendbuf, count)
             queue.append(kernel)
             self.nccl.changed.notify_all()
-            self.nccl.changed.wait_for(lambda: kernel.is_over or self.is_aborted)
 
         self._launch("send", stream, kernel, run)
 
@@ -71,21 +72,20 @@ class SoftCommunicator:
         queue = self.sent[peer, self.rank]
 
         def run() -> None:
-            self.nccl.changed.wait_for(lambda: queue or self.is_aborted)
+            self.nccl.changed.wait_for(lambda: self.is_aborted or (
+                queue and self.nccl.delivers and not queue[0].communicator.is_aborted))
             if self.is_aborted:
                 return
             sent = queue.popleft()
             assert sent.count == kernel.count, f"{sent.count} bytes are sent and {kernel.count} expected"
-            if not sent.communicator.is_aborted:
-                ctypes.memmove(kernel.address, sent.address, kernel.count)
-            sent.is_over = True
-            self.nccl.changed.notify_all()
+            ctypes.memmove(kernel.address, sent.taken, kernel.count)
 
         self._launch("recv", stream, kernel, run)
 
     def abort(self) -> None:
         """Let this rank's kernels end, and free the communicator once no kernel of NCCL runs on the GPU."""
         with self.nccl.changed:
+            assert not self.is_aborted, "a communicator is aborted twice"
             self.is_aborted = True
             self.nccl.changed.notify_all()
             free = partial(self.nccl.is_idle, self.device)
@@ -134,8 +134,10 @@ class SoftCommunicator:
             nccl.most[key] = max(nccl.most[key], nccl.running[key])
             if nccl.loses(self, kind):
                 occupies = nccl.lost(self, key)
-        nccl.stream(self.device, stream).put(occupies)
-        nccl.calling[self.device].release()
+        try:
+            nccl.stream(self.device, stream).put(occupies)
+        finally:
+            nccl.calling[self.device].release()
 
 
 class SoftNccl:
@@ -143,7 +145,8 @@ class SoftNccl:
 
     launched: kernels of each group, sends and receives apart. early: sends that were launched before their receive.
     running, most: kernels on each GPU, sends and receives apart, now and at most. refuses: the error of every new communicator.
-    loses: whether the bytes of a communicator's kernel of this kind never leave, as on a network that is gone.
+    delivers: whether bytes arrive now. loses: whether the bytes of a communicator's kernel of this kind never leave, as on a
+    network that is gone.
     """
 
     available = True
@@ -161,6 +164,7 @@ class SoftNccl:
         self.most: Counter[tuple[int, str]] = Counter()
         self.launched: Counter[tuple[int, str]] = Counter()
         self.early = 0
+        self.delivers = True
         self.calling: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self.refuses: Exception | None = None
         self.loses: Callable[[SoftCommunicator, str], bool] = lambda communicator, kind: False
