@@ -74,7 +74,7 @@ class PacedLine(SocketLine):
     """A line whose pieces leave once `wire` has carried them."""
 
     def __init__(self, line: SocketLine, wire: Wire, patience_s: float) -> None:
-        super().__init__(line.connection, line.way, patience_s)
+        super().__init__(line.connection, line.track, patience_s)
         self._wire = wire
 
     def send(self, piece: PieceHeader, view: memoryview) -> None:

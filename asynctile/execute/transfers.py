@@ -17,7 +17,7 @@ import numpy as np
 
 from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tiers import Tiers
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from asynctile.program.operation import READ
 from asynctile.program.program import Shipment
 from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
@@ -61,8 +61,8 @@ class Transfers:
         if isinstance(self._host.link, SpillLink):
             self._first = self._host.link.stream.enqueued
         if self.exchange is not None:
-            for way, counts in self._counts.items():
-                self.exchange.begin(*counts, way)
+            for track, counts in self._counts.items():
+                self.exchange.begin(*counts, track)
 
     def begin(self, entry: int, told: Callable[[BaseException | None], None], after: StreamEvents = ()) -> StreamEvent:
         """Enqueue the transfer of an entry behind `after`; return its event.
@@ -123,11 +123,11 @@ class Transfers:
         self._tiers.copies.place(tile)  # so that the block is freed with the tile
 
 
-def _counts(schedule: Schedule) -> dict[Way, tuple[Counter[int], Counter[int]]]:
-    """Return how many transfers of a run go to each node, and how many come from it, by way."""
-    found = {way: (Counter[int](), Counter[int]()) for way in Way}
+def _counts(schedule: Schedule) -> dict[Track, tuple[Counter[int], Counter[int]]]:
+    """Return how many transfers of a run go to each node, and how many come from it, by track."""
+    found = {track: (Counter[int](), Counter[int]()) for track in Track}
     for entry in schedule.program.entries:
         if isinstance(entry, Shipment):
-            sends, receives = found[Way(entry.tile.persistent)]
+            sends, receives = found[Track(entry.tile.persistent)]
             (sends if entry.access == READ else receives)[entry.node] += 1
     return found

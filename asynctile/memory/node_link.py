@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from asynctile.nodes.boxes import Told, Way
+from asynctile.nodes.boxes import Told, Track
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
@@ -63,10 +63,10 @@ class NodeLink:
 
 
 def _begin(
-    move: Callable[[int, int, memoryview, Told, object, Way], None], node: int, index: int, view: memoryview,
+    move: Callable[[int, int, memoryview, Told, object, Track], None], node: int, index: int, view: memoryview,
     over: Callable[[BaseException | None], None], tile: Tile,
 ) -> None:  # fmt: skip
     try:
-        move(node, index, view, over, tile.name, Way(tile.persistent))
+        move(node, index, view, over, tile.name, Track(tile.persistent))
     except BaseException as error:  # else nobody would end the transfer
         over(error)

@@ -22,7 +22,7 @@ from asynctile.device.names import names_of
 from asynctile.errors import BudgetError, DeviceError, NodeError
 from asynctile.nccl.library import load
 from asynctile.nccl.nccl_line import LAST_S, Admission, NcclLine
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from asynctile.nodes.handshake import Hello
 from asynctile.nodes.meeting import AGAIN_S, apart, meet
 from asynctile.nodes.tcp_exchange import NCCL, NETWORK, PATIENCE_S, WAIT_S, TcpExchange
@@ -52,10 +52,10 @@ class NcclExchange(TcpExchange):
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # see nccl_line.py; without effect where CUDA has begun
         driver, library, admission = open_driver(first), load(), Admission()
         hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL, "NCCL": str(library.get_version())})
-        connections, listener = meet(hello, address, secret, 2 * len(Way) * channels, wait_s, check)
+        connections, listener = meet(hello, address, secret, 2 * len(Track) * channels, wait_s, check)
         controls, others = apart(connections)
         lines = {
-            other: [NcclLine(f"the line {number} of nodes {node} and {other}", one, Way(number // 2 % len(Way)),
+            other: [NcclLine(f"the line {number} of nodes {node} and {other}", one, Track(number // 2 % len(Track)),
                              (number % 2 == 0) == (node < other), driver, library, admission) for number, one in enumerate(own)]
             for other, own in others.items()
         }  # fmt: skip

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.device.driver import Driver
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from asynctile.nodes.wire import PIECE_NBYTES, Deadline, PieceHeader, keep_alive, read, read_piece, send_header
 from asynctile.threads import start
 
@@ -68,14 +68,15 @@ class Admission:
 class NcclLine:
     """A line over `connection`, which sends or receives.
 
-    way: of its tiles. driver: the GPU. library: the result of `load`. name: for messages.
+    track: of its tiles. driver: the GPU. library: the result of `load`. name: for messages.
     """
 
     def __init__(
-        self, name: str, connection: socket.socket, way: Way, sends: bool, driver: Driver, library: Any, admission: Admission
-    ) -> None:
+        self, name: str, connection: socket.socket, track: Track, sends: bool, driver: Driver, library: Any,
+        admission: Admission,
+    ) -> None:  # fmt: skip
         self.name = name
-        self.way = way
+        self.track = track
         self.sends, self.receives = sends, not sends
         self._connection = connection
         self._driver = driver

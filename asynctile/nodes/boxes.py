@@ -1,6 +1,6 @@
 """The transfers between this node and another one: `Outbox` and `Inbox`, each shared by the threads of several connections.
 
-Temporary and persistent tiles have an outbox and an inbox each (`Way`). Transfers of each are numbered, and both nodes count
+Temporary and persistent tiles have an outbox and an inbox each (`Track`). Transfers of each are numbered, and both nodes count
 alike. They go out in the order of their numbers, whatever the order in which they become ready. So the transfer that the other
 node needs first never waits behind another one. A tile is received into its own bytes; nothing is buffered here.
 
@@ -21,8 +21,8 @@ from asynctile.nodes.wire import PIECE_NBYTES, PieceHeader
 Told = Callable[[NodeError | None], None]
 
 
-class Way(IntEnum):
-    """What a transfer carries. Transfers of one way keep an order; ways do not wait for each other."""
+class Track(IntEnum):
+    """The kinds of tiles that transfers carry. Those of one track keep an order; tracks do not wait for each other."""
 
     TEMPORARY = 0
     PERSISTENT = 1

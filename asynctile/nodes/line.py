@@ -9,17 +9,17 @@ import socket
 from contextlib import suppress
 from typing import Protocol
 
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from asynctile.nodes.wire import PieceHeader, keep_alive, read_into, read_piece, send_piece
 
 
 class Line(Protocol):
-    """A connection for pieces. way: of their tiles. sends, receives: whether it carries them to the other node, and from there.
+    """A connection for pieces. track: of their tiles. sends, receives: whether it carries pieces to the other node, from there.
 
     One thread sends and another one receives. An OSError says why the line is of no use any more.
     """
 
-    way: Way
+    track: Track
     sends: bool
     receives: bool
 
@@ -43,13 +43,13 @@ class Line(Protocol):
 
 
 class SocketLine:
-    """A line over a socket of its own, in both directions. way: of its tiles. patience_s: for each byte within a piece."""
+    """A line over a socket of its own, in both directions. track: of its tiles. patience_s: for each byte within a piece."""
 
     sends = receives = True
 
-    def __init__(self, connection: socket.socket, way: Way, patience_s: float) -> None:
+    def __init__(self, connection: socket.socket, track: Track, patience_s: float) -> None:
         self.connection = connection
-        self.way = way
+        self.track = track
         self._patience_s = patience_s
         connection.settimeout(None)
         keep_alive(connection)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from asynctile.errors import NodeError
-from asynctile.nodes.boxes import Inbox, Outbox, Way
+from asynctile.nodes.boxes import Inbox, Outbox, Track
 from asynctile.nodes.line import Line
 from asynctile.nodes.wire import Message, Said, at, keep_alive, read_message, reason, send_message
 from asynctile.threads import start
@@ -37,7 +37,7 @@ class Peer:
         lost: Callable[[Peer, NodeError], None], shared: Callable[[Peer, str, bytes], None], moved: Callable[[], object],
     ) -> None:  # fmt: skip
         self.node = node
-        self.outboxes, self.inboxes = {way: Outbox() for way in Way}, {way: Inbox() for way in Way}
+        self.outboxes, self.inboxes = {track: Outbox() for track in Track}, {track: Inbox() for track in Track}
         self._control, self._lines = control, lines
         self._patience_s = patience_s
         self._lost, self._shared, self._moved = lost, shared, moved
@@ -121,7 +121,7 @@ class Peer:
 
     def _send(self, line: Line) -> None:
         """Send pieces until a failure."""
-        outbox = self.outboxes[line.way]
+        outbox = self.outboxes[line.track]
         while (taken := outbox.take()) is not None:
             moving, piece = taken
             nbytes = 0
@@ -136,7 +136,7 @@ class Peer:
 
     def _receive(self, line: Line) -> None:
         """Receive pieces until a failure."""
-        inbox = self.inboxes[line.way]
+        inbox = self.inboxes[line.track]
         try:
             while (moving := inbox.place(piece := line.header())) is not None:
                 nbytes = 0

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from asynctile.errors import NodeError
-from asynctile.nodes.boxes import Told, Way
+from asynctile.nodes.boxes import Told, Track
 from asynctile.nodes.handshake import Hello
 from asynctile.nodes.line import Line, SocketLine
 from asynctile.nodes.listener import Listener
@@ -28,7 +28,7 @@ from asynctile.threads import start
 
 #: The term that names what carries tiles, and two networks.
 NETWORK, TCP, NCCL = "network", "tcp", "nccl"
-#: Connections for the tiles of each way, between each pair of nodes.
+#: Connections for the tiles of each track, between each pair of nodes.
 CHANNELS = 2
 #: Seconds without a sign of life after which a node is lost, and beats within this time.
 PATIENCE_S, BEATS = 30.0, 8
@@ -81,10 +81,10 @@ class TcpExchange:
         exist.
         """
         hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: TCP})
-        connections, listener = meet(hello, address, secret, len(Way) * channels, wait_s, check)
+        connections, listener = meet(hello, address, secret, len(Track) * channels, wait_s, check)
         controls, others = apart(connections)
         lines = {
-            other: [SocketLine(one, Way(number % len(Way)), patience_s) for number, one in enumerate(own)]
+            other: [SocketLine(one, Track(number % len(Track)), patience_s) for number, one in enumerate(own)]
             for other, own in others.items()
         }  # fmt: skip
         return cls(node, controls, lines, listener, patience_s)
@@ -99,30 +99,30 @@ class TcpExchange:
         """The error that ended the exchange; None while it works."""
         return self._failure
 
-    def begin(self, sends: Mapping[int, int], receives: Mapping[int, int], way: Way = Way.TEMPORARY) -> None:
-        """Begin a run with so many transfers of a way to and from each node. Both sides must count alike.
+    def begin(self, sends: Mapping[int, int], receives: Mapping[int, int], track: Track = Track.TEMPORARY) -> None:
+        """Begin a run with so many transfers of a track to and from each node. Both sides must count alike.
 
         RuntimeError while transfers of the last run are under way.
         """
         for node, peer in self._peers.items():
-            peer.outboxes[way].begin(sends.get(node, 0))
-            peer.inboxes[way].begin(receives.get(node, 0))
+            peer.outboxes[track].begin(sends.get(node, 0))
+            peer.inboxes[track].begin(receives.get(node, 0))
 
     def send(
-        self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes", way: Way = Way.TEMPORARY
+        self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes", track: Track = Track.TEMPORARY
     ) -> None:
-        """Send bytes as transfer `index` of this run and way to `node`. They must stay until `told` is called.
+        """Send bytes as transfer `index` of this run and track to `node`. They must stay until `told` is called.
 
         view: contiguous bytes. told: called in any thread, once, with None or the error. It must not raise or wait. what: the
         tile, for messages.
         """
-        self._peers[node].outboxes[way].add(index, view, told, what)
+        self._peers[node].outboxes[track].add(index, view, told, what)
 
     def receive(
-        self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes", way: Way = Way.TEMPORARY
+        self, node: int, index: int, view: memoryview, told: Told, what: object = "bytes", track: Track = Track.TEMPORARY
     ) -> None:
-        """Receive transfer `index` of this run and way from `node` into `view`, as `send`. Failed bytes are no good."""
-        self._peers[node].inboxes[way].add(index, view, told, what)
+        """Receive transfer `index` of this run and track from `node` into `view`, as `send`. Failed bytes are no good."""
+        self._peers[node].inboxes[track].add(index, view, told, what)
 
     def share(self, topic: str, body: bytes) -> list[bytes]:
         """Tell all nodes `body` about `topic`; return what each said about it, by node. Waits for all.

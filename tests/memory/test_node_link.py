@@ -11,7 +11,7 @@ import pytest
 
 from asynctile.errors import NodeError
 from asynctile.memory.node_link import NodeLink
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from asynctile.storage.tile import Tile
 from asynctile.streams.stream import Stream
 
@@ -25,12 +25,12 @@ class Held:
         self.begun: list[tuple[str, int, int, memoryview, Any]] = []
         self.computes = False
 
-    def send(self, node: int, index: int, view: memoryview, told: Any, what: object, way: Way) -> None:
-        assert what == TILE.name and way is Way.TEMPORARY
+    def send(self, node: int, index: int, view: memoryview, told: Any, what: object, track: Track) -> None:
+        assert what == TILE.name and track is Track.TEMPORARY
         self.begun.append(("send", node, index, view, told))
 
-    def receive(self, node: int, index: int, view: memoryview, told: Any, what: object, way: Way) -> None:
-        assert what == TILE.name and way is Way.TEMPORARY
+    def receive(self, node: int, index: int, view: memoryview, told: Any, what: object, track: Track) -> None:
+        assert what == TILE.name and track is Track.TEMPORARY
         if index < 0:
             raise ValueError("no such transfer")
         self.begun.append(("receive", node, index, view, told))

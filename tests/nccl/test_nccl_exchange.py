@@ -16,7 +16,7 @@ from asynctile.nccl import NcclExchange
 from asynctile.nccl.library import load
 from asynctile.nccl.nccl_line import AT_ONCE
 from asynctile.nodes import boxes, peer, tcp_exchange
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from tests.cuda.nccl import NcclError
 from tests.nccl.meetings import join, locked, met
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address
@@ -98,10 +98,10 @@ def test_an_abort_ends_kernels_that_wait_for_ever_on_both_nodes(soft_nccl, kind)
         soft_nccl.loses = lambda communicator, what: what == kind
         futures = []
         for exchange in (zero, one):
-            for way in Way:
-                exchange.begin({1 - exchange.node: 1}, {1 - exchange.node: 1}, way)
-                futures.append(under_way(exchange.send, 1 - exchange.node, 0, np.ones(8), way))
-                futures.append(under_way(exchange.receive, 1 - exchange.node, 0, np.zeros(8), way))
+            for track in Track:
+                exchange.begin({1 - exchange.node: 1}, {1 - exchange.node: 1}, track)
+                futures.append(under_way(exchange.send, 1 - exchange.node, 0, np.ones(8), track))
+                futures.append(under_way(exchange.receive, 1 - exchange.node, 0, np.zeros(8), track))
         comes(lambda: soft_nccl.running.total() == (8 if kind == "send" else 4))  # sends end, though nobody has the bytes
         zero.abort("the disk is full")
         assert all("gave up: the disk is full" in str(outcome(future)) for future in futures)

@@ -13,7 +13,7 @@ import pytest
 
 from asynctile.errors import NodeError
 from asynctile.nodes import boxes, meeting, peer, tcp_exchange
-from asynctile.nodes.boxes import Way
+from asynctile.nodes.boxes import Track
 from asynctile.nodes.wire import MESSAGE_NBYTES, Said
 from tests.laws import law
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address, join, met
@@ -26,10 +26,10 @@ def flat(array):
     return memoryview(array).cast("B")
 
 
-def under_way(move, node, index, array, way=Way.TEMPORARY):
+def under_way(move, node, index, array, track=Track.TEMPORARY):
     """Begin a send or a receive; return a future of its error or None."""
     future = Future()
-    move(node, index, flat(array), future.set_result, way=way)
+    move(node, index, flat(array), future.set_result, track=track)
     return future
 
 
@@ -62,19 +62,19 @@ def test_tiles_arrive_bit_for_bit_whatever_the_order_in_which_both_sides_are_rea
             assert all(array.tobytes() == value for got in found for array, value in zip(got, values, strict=True))
 
 
-@pytest.mark.parametrize("way", Way)
-def test_a_tile_of_one_way_that_is_not_ready_holds_up_none_of_the_other(way):
-    other = Way.TEMPORARY if way is Way.PERSISTENT else Way.PERSISTENT
+@pytest.mark.parametrize("track", Track)
+def test_a_tile_of_one_track_that_is_not_ready_holds_up_none_of_the_other(track):
+    other = Track.TEMPORARY if track is Track.PERSISTENT else Track.PERSISTENT
     with met(2, channels=1) as (zero, one):
-        for each in Way:
+        for each in Track:
             zero.begin({1: 1}, {}, each)
             one.begin({}, {0: 1}, each)
         late, found = np.zeros(1 << 20), np.zeros(3)
-        waiting = under_way(one.receive, 0, 0, late, way)
+        waiting = under_way(one.receive, 0, 0, late, track)
         received = under_way(one.receive, 0, 0, found, other)
         assert outcome(under_way(zero.send, 1, 0, np.ones(3), other)) is outcome(received) is None and found.all()
         assert not waiting.done()
-        assert outcome(under_way(zero.send, 1, 0, np.ones(1 << 20), way)) is outcome(waiting) is None and late.all()
+        assert outcome(under_way(zero.send, 1, 0, np.ones(1 << 20), track)) is outcome(waiting) is None and late.all()
 
 
 def test_four_nodes_exchange_with_each_other():
