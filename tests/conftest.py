@@ -155,4 +155,4 @@ def soft_nccl(monkeypatch, soft_gpu):
     monkeypatch.setattr("asynctile.nccl.nccl_exchange.open_driver", soft_gpu.open)
     yield library
     assert not [communicator for communicator in library.made if communicator.comm]
-    assert library.destroyed == 0
+    assert library.destroyed == library.misused == 0

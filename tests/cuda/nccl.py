@@ -85,6 +85,7 @@ class SoftCommunicator:
     def abort(self) -> None:
         """Let this rank's kernels end, and free the communicator once no kernel of NCCL runs on the GPU."""
         with self.nccl.changed:
+            self.nccl.misused += self.is_aborted
             assert not self.is_aborted, "a communicator is aborted twice"
             self.is_aborted = True
             self.nccl.changed.notify_all()
@@ -110,6 +111,7 @@ class SoftCommunicator:
     def _kernel(self, address: int, count: int, datatype: int, peer: int) -> SoftKernel:
         assert all(type(value) is int for value in (address, count, datatype, peer)) and datatype == SoftNccl.NCCL_UINT8
         assert self.nccl.node.is_pinned(address, count), "a GPU reads and writes locked RAM alone"
+        self.nccl.misused += self.is_aborted
         if not self.comm or peer not in self.group or peer == self.rank:
             raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
         return SoftKernel(self, address, count)
@@ -141,7 +143,8 @@ class SoftCommunicator:
 
 
 class SoftNccl:
-    """The module. made: every communicator. destroyed: how many were freed by `destroy`, of which none should be.
+    """The module. made: every communicator. destroyed: how many were freed by `destroy`, of which none should be. misused:
+    calls of communicators that were being freed, likewise.
 
     launched: kernels of each group, sends and receives apart. early: sends that were launched before their receive.
     running, most: kernels on each GPU, sends and receives apart, now and at most. refuses: the error of every new communicator.
@@ -159,7 +162,7 @@ class SoftNccl:
         #: sends that have begun, of each group, by the ranks of sender and receiver
         self.sent: dict[bytes, dict[tuple[int, int], deque[SoftKernel]]] = defaultdict(lambda: defaultdict(deque))
         self.made: list[SoftCommunicator] = []
-        self.destroyed = 0
+        self.destroyed = self.misused = 0
         self.running: Counter[tuple[int, str]] = Counter()
         self.most: Counter[tuple[int, str]] = Counter()
         self.launched: Counter[tuple[int, str]] = Counter()
