@@ -36,8 +36,10 @@ class Placing:
 
         The choice is made once for a batch. All nodes make it together, so it must not depend on what each has in its caches.
         """
-        if not self._runtime.device.has_link:
+        has_link = self._runtime.device.has_link
+        if self._nodes.count == 1 and not has_link:
             return NOWHERE
+        update = update if has_link else "device"  # it takes part, since other nodes may update on their hosts
         key = self._model.parameters.tuning, kind, rows.shape, len(rows.passes), kept, update
         if key not in self._chosen:
             choose = self._alone if self._nodes.count == 1 else self._with_others

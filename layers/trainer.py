@@ -79,7 +79,8 @@ class Trainer:
         fit under the caps beside everything else; where tiles have to move anyway, as many as leave the link faster than
         compute. No result depends on it.
     update: where AdamW runs: "device", "host" (in RAM, so that moments never move and a gradient moves once) or "auto", which
-        splits by the engine's rates. Without effect on cpu. A node decides so about the weights that it owns.
+        splits by the engine's rates. Without effect on cpu. A node decides so about the weights that it owns, before its first
+        step.
     adapters: new adapters for the model, which are then trained alone. None: those that it has, or the whole model.
     freeze: patterns of tensor names, as in the module fnmatch and with or without the family's prefix, such as ("wte*",).
         These tensors are not trained. (): as for the model's other trainers.
@@ -245,13 +246,14 @@ class Trainer:
                 rows, inputs, _ = await self._cut(tokens, targets, positions)
                 what = f"gradients after step {self.step_count}"
                 await self._begin(what, inputs)
-                outputs = {item.name: np.empty(item.shape, np.float32) for item in self._state.parameters.trained()}
+                outputs = dict[str, NDArray[np.float32]]()
 
                 async def run(rows: Rows, kept: int) -> None:
                     program = await self._recorded("gradients", rows, kept)
                     await self._state.run(program, {name: inputs[name] for name in program.inputs}, outputs)
 
                 try:
+                    outputs |= {item.name: np.empty(item.shape, np.float32) for item in self._state.parameters.trained()}
                     await self._keeping.run("gradients", rows, self.update, run)
                     await self._nodes.tell(f"end of {what}", b"")  # what was sent may not have arrived
                 except BaseException as error:

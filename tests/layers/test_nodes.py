@@ -72,12 +72,15 @@ async def on_nodes(
 ) -> list[Any]:  # fmt: skip
     """Return the result of `work` on each node; an error counts as a result.
 
-    spill: with a folder for each node. make: makes the engine of a node. meeting: gives the exchanges of so many nodes.
+    device: of each node, or several names for one node after the other. spill: with a folder for each node. make: makes the
+    engine of a node. meeting: gives the exchanges of so many nodes.
     """
 
     async def one(exchange: TcpExchange) -> Any:
         below = {} if spill is None else {"spill": spill / str(exchange.node)}
-        async with make(device, exchange=exchange, **{"host_memory": "64MiB", **(caps or {}), **below}) as engine:
+        names = device.split()
+        own = names[exchange.node % len(names)]
+        async with make(own, exchange=exchange, **{"host_memory": "64MiB", **(caps or {}), **below}) as engine:
             trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, **{"replicas": REPLICAS, **options})
             return await work(engine, trainer)
 
@@ -254,9 +257,32 @@ async def test_gradients_that_fail_on_one_node_fail_on_all(kind: type[Exception]
     assert await on_nodes(2, work) == ["ended"] * 2
 
 
+async def test_gradients_without_room_for_results_on_one_node_fail_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> str:
+        exchange, parameters = exchange_of(engine), model_state_of(trainer.model).parameters
+        own, share = exchange.node == 1, exchange.share
+
+        def none_left() -> list[Any]:
+            raise MemoryError("none is left")
+
+        def shared(topic: str, body: bytes) -> list[bytes]:
+            said = share(topic, body)
+            if own and topic.startswith("begin of gradients"):
+                monkeypatch.setattr(parameters, "trained", none_left)
+            return said
+
+        monkeypatch.setattr(exchange, "share", shared)
+        with pytest.raises(MemoryError if own else AsynctileError, match="none is left"):
+            await trainer.gradients(*BATCHES[0])
+        return "ended"
+
+    assert await on_nodes(2, work) == ["ended"] * 2
+
+
 @pytest.mark.parametrize(("nodes", "device", "updates", "share", "clip_norm", "prepare"), [
     (2, "emulated", "host device", 0.3, 0.1, RUNS["played"]),
     (2, "emulated*2", "host host", None, None, RUNS["by coroutines"]),
+    (2, "cpu emulated", "host host", None, None, RUNS["played"]),
     law(3, "emulated", "device host host", 0.3, None, RUNS["played"]),
     law(4, "emulated", "host host host host", 0.15, 0.1, RUNS["by coroutines"]),
     law(2, "emulated*2", "device host", 0.3, 0.1, RUNS["played"]),
