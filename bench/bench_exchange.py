@@ -3,7 +3,7 @@
     python bench/bench_exchange.py [--rounds 5] [--steps 20] [--batch 12] [--write]
 
 Tiles: 1 and 100 MB go over the loopback from one process into the memory of another one, beside PyTorch's gloo (`send`, `recv`)
-and a copy within one process (`numpy.copyto`). A pair of processes has two connections. Both ends share the machine, and the
+and a copy within one process (`numpy.copyto`). These tiles go over two connections. Both ends share the machine, and the
 kernel copies each byte twice.
 
 Training: the model of `make train`, float32 on `cpu`, two replicas, in one process with all cores, and in two with half of them
