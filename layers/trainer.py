@@ -238,7 +238,7 @@ class Trainer:
         """Return the gradient of every trained tensor by name, float32; nothing is updated. positions: as for `step`.
 
         Several nodes call this together with the same batch, and each gets all gradients. An error on one ends the training on
-        all.
+        all, except that others wait while a node refuses its own batch, until it calls again or closes.
         """
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self._state.changing.held():
