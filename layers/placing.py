@@ -21,27 +21,32 @@ from asynctile.storage.tile import Tile
 
 
 class Placing:
-    """The choices for `model`, the same on all `nodes`. carriers: the device of each replica, among those of all nodes."""
+    """The choices for `model`, the same on all `nodes`.
 
-    def __init__(self, model: ModelState, nodes: Nodes, carriers: tuple[int, ...]) -> None:
+    carriers: the device of each replica, among those of all nodes. update: as in Trainer, for the weights that this node owns.
+    """
+
+    def __init__(self, model: ModelState, nodes: Nodes, carriers: tuple[int, ...], update: str) -> None:
+        self.update = update
         self._model = model
         self._nodes = nodes
         self._carriers = carriers
         self._runtime = model.runtime
-        #: the latest choices by kind, batch and setting, at most as many as there are programs
+        #: the latest choices by kind and batch, at most as many as there are programs
         self._chosen: dict[Hashable, frozenset[Tile]] = {}
 
-    async def on_host(self, kind: str, rows: Rows, kept: int, update: str) -> frozenset[Tile]:
-        """Return the weight tiles to update on the host, on the device's loop. update: as in Trainer.
+    async def on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
+        """Return the weight tiles to update on the host, on the device's loop.
 
         The choice is made once for a batch. All nodes make it together, so it must not depend on what each has in its caches.
         """
         has_link = self._runtime.device.has_link
         if self._nodes.count == 1 and not has_link:
             return NOWHERE
-        update = update if has_link else "device"  # it takes part, since other nodes may update on their hosts
-        key = self._model.parameters.tuning, kind, rows.shape, len(rows.passes), kept, update
+        key = self._model.parameters.tuning, kind, rows.shape, len(rows.passes), kept
         if key not in self._chosen:
+            # A node without a link takes part, since other nodes may update on their hosts.
+            update = self.update if has_link else "device"
             choose = self._alone if self._nodes.count == 1 else self._with_others
             self._chosen[key] = await choose(kind, rows, kept, update)
             if len(self._chosen) > PROGRAMS:

@@ -6,7 +6,7 @@ traffic of the step, a run gives it to an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -172,8 +172,9 @@ def _placed_on_nodes(
         nodes = {0, *standing}
         return dict(zip(nodes, parts_of(updating(on_host), nodes, machine.devices), strict=True))
 
-    def placed(wish: str) -> list[tuple[Program, Demand]]:
-        found = parts(tiles_on_host(parameters, homes, [wish] * machine.nodes))
+    def placed(wish: str, tight: Collection[int] = ()) -> list[tuple[Program, Demand]]:
+        wishes = [NONE if node in tight else wish for node in range(machine.nodes)]
+        found = parts(tiles_on_host(parameters, homes, wishes))
         return [(found[node], demand_of([found[node]], own)) for node, own in standing.items()]
 
     if not machine.has_link or work.update == "device":
@@ -182,8 +183,8 @@ def _placed_on_nodes(
         return placed(ALL)
     of_first = [tile for tile in parameters.states() if not homes.get(tile, 0)]
     wish = wish_for(parts(NOWHERE)[0], of_first, _together(machine), machine.rates.on(machine.devices))
-    found = placed(wish)
-    return placed(NONE) if wish != NONE and any(_is_tight(demand, machine) for _, demand in found) else found
+    tight = {node for node, (_, demand) in zip(standing, placed(wish), strict=True) if _is_tight(demand, machine)}
+    return placed(wish, tight)
 
 
 def _together(machine: Machine) -> int | None:

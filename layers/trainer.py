@@ -79,8 +79,7 @@ class Trainer:
         fit under the caps beside everything else; where tiles have to move anyway, as many as leave the link faster than
         compute. No result depends on it.
     update: where AdamW runs: "device", "host" (in RAM, so that moments never move and a gradient moves once) or "auto", which
-        splits by the engine's rates. Without effect on cpu. A node decides so about the weights that it owns, before its first
-        step.
+        splits by the engine's rates. Without effect on cpu. A node decides so about the weights that it owns.
     adapters: new adapters for the model, which are then trained alone. None: those that it has, or the whole model.
     freeze: patterns of tensor names, as in the module fnmatch and with or without the family's prefix, such as ("wte*",).
         These tensors are not trained. (): as for the model's other trainers.
@@ -118,9 +117,9 @@ class Trainer:
             check_kind("adapters", adapters, LoRA, "a LoRA, or None")
         self._settings = Settings(
             clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
-        self.update: str = check_update(update)
         self._nodes = Nodes(state.runtime)
         carriers = table(replicas, self._nodes.devices)
+        check_update(update)
         state.train(adapters, checked_freeze(freeze))
         if adapters is not None and (excess := adapters.excess(model.config)) is not None:
             warnings.warn(excess, stacklevel=2)
@@ -134,7 +133,7 @@ class Trainer:
         self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
         self._keeping = Keeping(state, self._settings.recompute, self._nodes)
-        self._placing = Placing(state, self._nodes, carriers)
+        self._placing = Placing(state, self._nodes, carriers, update)
         self._saving = Saving(self._runtime)
 
     def __repr__(self) -> str:
@@ -166,6 +165,11 @@ class Trainer:
     def recompute(self) -> bool | str:
         """Whether backward computes activations again, as given: True, False or "auto"."""
         return self._settings.recompute
+
+    @property
+    def update(self) -> str:
+        """Where AdamW runs, as given: "device", "host" or "auto"."""
+        return self._placing.update
 
     @property
     def freeze(self) -> tuple[str, ...]:
@@ -266,7 +270,8 @@ class Trainer:
     async def gemm_rate(self, batch_size: int, seq_len: int) -> float | None:
         """Measure FLOP/s of matrix products on all devices, to judge steps by; None if a probe would evict tiles.
 
-        Takes some tens of milliseconds, in memory that steps of such batches use. BudgetError as `step`.
+        Takes some tens of milliseconds, in memory that steps of such batches use. Several nodes call this together. BudgetError
+        as `step`.
         """
         for name, count in (("batch_size", batch_size), ("seq_len", seq_len)):
             check_count(name, count)
@@ -284,7 +289,11 @@ class Trainer:
                         rate = await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
                     return None if rate is None else rate * runtime.side_by_side
 
-                return await self._keeping.run(self._kind, rows, self.update, run)
+                try:
+                    return await self._keeping.run(self._kind, rows, self.update, run)
+                except BaseException as error:
+                    self._nodes.give_up(error)
+                    raise
 
         return await runtime.call(job())
 
@@ -389,7 +398,7 @@ class Trainer:
 
     async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """Return the weight tiles to update on the host."""
-        return await self._placing.on_host(kind, rows, kept, self.update)
+        return await self._placing.on_host(kind, rows, kept)
 
     async def _numbers(self, mark: str, program: Program, run: Job) -> NDArray[np.float64]:
         """Return the numbers that the step has reported up to a mark, or its end, on all nodes."""

@@ -68,20 +68,22 @@ async def held_moments(trainer: Trainer) -> list[tuple[str, Any, NDArray[Any]]]:
 
 async def on_nodes(
     count: int, work: Callable[[Engine, Trainer], Any], device: str = "cpu", caps: dict[str, Any] | None = None,
-    spill: Path | None = None, make: Callable[..., Engine] = Engine, meeting: Callable[[int], Any] = met, **options: Any,
+    spill: Path | None = None, make: Callable[..., Engine] = Engine, meeting: Callable[[int], Any] = met,
+    update: str = "auto", **options: Any,
 ) -> list[Any]:  # fmt: skip
     """Return the result of `work` on each node; an error counts as a result.
 
-    device: of each node, or several names for one node after the other. spill: with a folder for each node. make: makes the
-    engine of a node. meeting: gives the exchanges of so many nodes.
+    device, update: of each node, or several words for one node after the other. spill: with a folder for each node. make:
+    makes the engine of a node. meeting: gives the exchanges of so many nodes.
     """
 
     async def one(exchange: TcpExchange) -> Any:
         below = {} if spill is None else {"spill": spill / str(exchange.node)}
-        names = device.split()
-        own = names[exchange.node % len(names)]
+        devices, updates = device.split(), update.split()
+        own = devices[exchange.node % len(devices)]
         async with make(own, exchange=exchange, **{"host_memory": "64MiB", **(caps or {}), **below}) as engine:
-            trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, **{"replicas": REPLICAS, **options})
+            trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update=updates[exchange.node % len(updates)],
+                              **{"replicas": REPLICAS, **options})  # fmt: skip
             return await work(engine, trainer)
 
     with meeting(count) as exchanges:
@@ -294,12 +296,11 @@ async def test_no_place_of_updates_changes_a_bit_on_nodes(
 ) -> None:
     async def work(engine: Engine, trainer: Trainer) -> Found:
         prepare(engine)
-        trainer.update = updates.split()[exchange_of(engine).node]
         return await trained(engine, trainer)
 
     expected = await yardstick(clip_norm=clip_norm)
     caps = {} if share is None else {"device_memory": max(int(share * STATES), await floor_of(SHAPE))}
-    for found in await on_nodes(nodes, work, device, caps, clip_norm=clip_norm):
+    for found in await on_nodes(nodes, work, device, caps, update=updates, clip_norm=clip_norm):
         assert (found.losses, found.norms) == (expected.losses, expected.norms)
         assert_same_tensors(found.weights, expected.weights)
         assert all(np.array_equal(piece, expected.moments[name][index]) for name, index, piece in found.moments)
@@ -365,6 +366,9 @@ async def test_nodes_whose_ram_is_too_small_for_an_update_make_none_there(
     for found in await on_nodes(2, work, "emulated", caps, tmp_path):
         assert found.losses == (await yardstick()).losses
     assert b"0" not in said[0] and said[-1] == [b"0", b"0"]
+    machine = Machine(device="emulated", nodes=2, spill=True, device_memory=caps["device_memory"],
+                      host_memory=caps["host_memory"], measured=slow_link)  # fmt: skip
+    assert plan_step(SHAPE.config, SHAPE.work(), machine).updates_on_host == 0
 
 
 async def test_adapters_train_on_several_nodes_as_on_one() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.nccl import NcclExchange
-from tests.nodes.meetings import SECRET, TERMS, free_address
+from tests.nodes.meetings import SECRET, TERMS
+from tests.nodes.meetings import met as met_by
 from tests.settle import HANG_S
 
 
@@ -21,15 +21,9 @@ def join(node: int, nodes: int, address: tuple[str, int], **options: Any) -> Ncc
     return NcclExchange.meet(node, nodes, address, SECRET, TERMS, **options)
 
 
-@contextmanager
-def met(nodes: int, **options: Any) -> Iterator[list[NcclExchange]]:
+def met(nodes: int, **options: Any) -> AbstractContextManager[list[NcclExchange]]:
     """Give the exchanges of all nodes, by node."""
-    address = free_address()
-    with ThreadPoolExecutor(nodes) as pool, ExitStack() as opened:
-        meetings = [pool.submit(join, node, nodes, address, **options) for node in range(nodes)]
-        exchanges = [meeting.result(HANG_S) for meeting in meetings]
-        opened.callback(lambda: list(pool.map(NcclExchange.close, exchanges)))
-        yield exchanges
+    return met_by(nodes, join, **options)
 
 
 def locked(open_soft: Callable[[str], Any], values: bytes) -> np.ndarray:

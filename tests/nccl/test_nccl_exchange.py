@@ -21,7 +21,7 @@ from tests.cuda.nccl import NcclError
 from tests.nccl.meetings import join, locked, met
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address
 from tests.nodes.meetings import join as join_by_tcp
-from tests.nodes.test_tcp_exchange import SIZES, ended, flat, outcome, under_way
+from tests.nodes.test_tcp_exchange import SIZES, crossing, ended, flat, outcome, under_way
 from tests.settle import HANG_S
 
 
@@ -35,13 +35,7 @@ def test_tiles_arrive_bit_for_bit_from_locked_and_other_ram_in_any_order(soft_nc
                        for i, value in enumerate(values)] for _ in exchanges]  # fmt: skip
             found = [[locked(soft_gpu.open, bytes(len(value))) if i % 3 else np.zeros(len(value), np.uint8)
                       for i, value in enumerate(values)] for _ in exchanges]  # fmt: skip
-            futures = []
-            for node, exchange in enumerate(exchanges):
-                other, count = 1 - node, len(values)
-                exchange.begin({other: count}, {other: count})
-                futures += [under_way(exchange.receive, other, i, found[node][i]) for i in rng.permutation(count)]
-                futures += [under_way(exchange.send, other, i, arrays[node][i]) for i in rng.permutation(count)]
-            assert [outcome(future) for future in futures] == [None] * len(futures), run
+            assert set(crossing(exchanges, arrays, found, rng)) == {None}, run
             assert all(array.tobytes() == value for got in found for array, value in zip(got, values, strict=True))
     assert max(soft_nccl.most.values()) <= AT_ONCE, "kernels that find no room on the GPU wait for one another"
 

@@ -32,11 +32,11 @@ def comes(condition):
 
 
 @contextmanager
-def met(nodes, **options):
-    """Give the exchanges of all nodes, by node."""
+def met(nodes, join=join, **options):
+    """Give the exchanges of all nodes, by node. join: meets the others as one node."""
     address = free_address()
     with ThreadPoolExecutor(nodes) as pool, ExitStack() as opened:
         meetings = [pool.submit(join, node, nodes, address, **options) for node in range(nodes)]
         exchanges = [meeting.result(HANG_S) for meeting in meetings]
-        opened.callback(lambda: list(pool.map(TcpExchange.close, exchanges)))
+        opened.callback(lambda: list(pool.map(lambda exchange: exchange.close(), exchanges)))
         yield exchanges

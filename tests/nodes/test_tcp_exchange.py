@@ -33,6 +33,17 @@ def under_way(move, node, index, array, track=Track.TEMPORARY):
     return future
 
 
+def crossing(exchanges, arrays, found, rng):
+    """Send `arrays` of each of two nodes into `found` of the other, begun in any order; return the outcomes."""
+    futures = []
+    for node, exchange in enumerate(exchanges):
+        other, count = 1 - node, len(arrays[node])
+        exchange.begin({other: count}, {other: count})
+        futures += [under_way(exchange.receive, other, i, found[node][i]) for i in rng.permutation(count)]
+        futures += [under_way(exchange.send, other, i, arrays[node][i]) for i in rng.permutation(count)]
+    return [outcome(future) for future in futures]
+
+
 def outcome(future):
     return future.result(HANG_S)
 
@@ -52,13 +63,7 @@ def test_tiles_arrive_bit_for_bit_whatever_the_order_in_which_both_sides_are_rea
         for run in range(2):
             arrays = [[np.frombuffer(value, np.uint8).copy() for value in values] for _ in exchanges]
             found = [[np.zeros(len(value), np.uint8) for value in values] for _ in exchanges]
-            futures = []
-            for node, exchange in enumerate(exchanges):
-                other, count = 1 - node, len(values)
-                exchange.begin({other: count}, {other: count})
-                futures += [under_way(exchange.receive, other, i, found[node][i]) for i in rng.permutation(count)]
-                futures += [under_way(exchange.send, other, i, arrays[node][i]) for i in rng.permutation(count)]
-            assert [outcome(future) for future in futures] == [None] * len(futures), run
+            assert set(crossing(exchanges, arrays, found, rng)) == {None}, run
             assert all(array.tobytes() == value for got in found for array, value in zip(got, values, strict=True))
 
 

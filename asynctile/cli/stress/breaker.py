@@ -28,7 +28,7 @@ from asynctile.nodes.tcp_exchange import WAIT_S
 
 __all__ = ["Breaker"]
 
-#: How often a mishap may come when the training has ended, before its round is given up.
+#: How often a mishap may come when the training has ended, before its round has failed.
 _TRIES = 4
 #: The most nodes that resume a training: one for each of its replicas.
 _MOST = 4
@@ -92,7 +92,7 @@ class Breaker:
         self._took_s = time.monotonic() - began_s
 
     def play(self, seed: int) -> Answer:
-        """Play one round. If its mishap comes too late to matter, play it again with an earlier one, a few times."""
+        """Play one round. If its mishap comes too late to matter, play it again with an earlier one, at most a few times."""
         chance = random.Random(f"nodes {seed}")
         (name,), who = chance.choices(list(MISHAPS), [one.often for one in MISHAPS.values()]), chance.randrange(2)
         wrong, noticed_s, late = self._whole, None, 0
@@ -102,6 +102,9 @@ class Breaker:
             wrong, noticed_s = self._disturbed(MISHAPS[name], who, after_s, begun)
             late += wrong is None and noticed_s is None
             wrong = wrong or self._resumed(count, resumed)
+        if late == _TRIES:
+            wrong = wrong or ("failed", f"{late} times, the last time {after_s:.2f} s after the first step, it came when the "
+                                        "training had ended, or no node noticed it")
         if wrong is not None:
             whom = "the line" if MISHAPS[name].on_line else f"node {who}"
             wrong = wrong[0], f"{whom} was {name}: {wrong[1]}".replace(f"{self._command.folder}/", "")

@@ -108,9 +108,10 @@ def test_a_mishap_that_came_too_late_is_drawn_again_earlier_and_counted_apart() 
     assert [after_s < most_s for after_s, most_s in zip(breaker.after_s, (4, 2, 1), strict=True)] == [True] * 3
 
 
-def test_a_round_whose_mishaps_all_come_too_late_shows_nothing() -> None:
+def test_a_round_whose_mishaps_nobody_ever_notices_fails() -> None:
     answer = Scripted(*[None] * 9).play(3)
-    assert answer.counts == {"nodes": {}, "too_late": 4} and answer.most == {"noticed_s": {}} and answer.failure is None
+    assert answer.counts == {"nodes": {}, "too_late": 4} and answer.most == {"noticed_s": {}}
+    assert answer.failure is not None and answer.failure[0] == "failed" and "or no node noticed it" in answer.failure[1]
 
 
 def test_lost_bytes_are_reported_with_what_happened_before() -> None:
