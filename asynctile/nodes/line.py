@@ -6,6 +6,7 @@ asynctile/nccl/nccl_line.py has another kind.
 from __future__ import annotations
 
 import socket
+import struct
 from contextlib import suppress
 from typing import Protocol
 
@@ -61,9 +62,12 @@ class SocketLine:
         return read_piece(self.connection)
 
     def receive(self, view: memoryview) -> None:
-        self.connection.settimeout(self._patience_s)  # inside a piece, the other side does not wait for anything
-        read_into(self.connection, view)
-        self.connection.settimeout(None)
+        self._limit(self._patience_s)  # inside a piece, the other side does not wait for anything
+        try:
+            read_into(self.connection, view)
+        except BlockingIOError:
+            raise TimeoutError from None
+        self._limit(0)
 
     def check(self) -> None:
         pass  # the threads notice everything
@@ -74,3 +78,8 @@ class SocketLine:
 
     def close(self) -> None:
         self.connection.close()
+
+    def _limit(self, seconds: float) -> None:
+        """Let each receiving call wait so long; 0 for ever. `settimeout` would limit the thread that sends, too."""
+        whole, rest = divmod(seconds, 1)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(whole), int(rest * 1e6)))
