@@ -38,11 +38,16 @@ def forward_table(groups: int, devices: int) -> tuple[int, ...]:
 
 
 def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
-    """Return the owner of each weight tile: in their order, the device that owns the fewest bytes so far."""
+    """Return the owner of each weight tile: in their order, the device that owns the fewest bytes so far.
+
+    Of several such devices, one far from those before: the least by the reversed bits of its number. So the tiles of a layer,
+    whose sums are due at the same time, have owners on all nodes.
+    """
     nbytes, found = [0] * devices, {}
+    turns = sorted(range(devices), key=lambda device: f"{device:0{(devices - 1).bit_length()}b}"[::-1])
     for parameter in parameters.values():
         for tile in parameter.weights.values():
-            found[tile] = min(range(devices), key=nbytes.__getitem__)
+            found[tile] = min(turns, key=nbytes.__getitem__)
             nbytes[found[tile]] += tile.nbytes
     return found
 

@@ -53,6 +53,12 @@ def test_owners_have_nearly_equally_many_bytes() -> None:
     assert max(nbytes.values()) - min(nbytes.values()) <= max(tile.nbytes for tile in found)
 
 
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_the_first_tiles_have_owners_on_all_nodes(nodes: int) -> None:
+    found = list(owners(parameters_of(SHAPE), 8).values())
+    assert {owner // (8 // nodes) for owner in found[:nodes]} == set(range(nodes))
+
+
 @pytest.mark.parametrize(("kind", "carriers"), [*STEPS, *(law(*one) for one in OTHERS)])
 @pytest.mark.parametrize("on_host", [False, law(True)], ids=["on devices", "on the host"])
 def test_no_device_reads_what_another_one_has_changed_before_it_passed(
