@@ -2,8 +2,9 @@
 
 A GPU computes one entry at a time, a device of several cores as many as it has cores. Each way of a link, the copies from other
 devices, the disk, and the updates in RAM carry one entry at a time. Of the entries that may begin, a unit takes the earliest in
-the schedule, as the workers of asynctile/execute/workers do. What comes behind the mark of the updates waits until the host
-knows the loss. Nothing else takes time: no mutex, no wake-up. Pure arithmetic.
+the schedule, as the workers of asynctile/execute/workers do; a way to other nodes takes temporary tiles first, as in
+asynctile/nodes/precedence.py. What comes behind the mark of the updates waits until the host knows the loss. Nothing else takes
+time: no mutex, no wake-up. Pure arithmetic.
 
 One clock may run over all nodes of a training. Then a transfer needs both ends: it begins when the tile is there, its place is
 free, and neither node sends or receives another tile that way. Between two nodes, transfers of temporary tiles go in the order
@@ -14,7 +15,7 @@ nothing before the loss of all is known.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -117,8 +118,9 @@ def timelines(
 class _Clock:
     """One run of the schedules of all nodes, whose entries have one numbering, node by node.
 
-    lanes: of each entry, the number of its node's unit. others: the other end of a transfer between two nodes, by either end.
-    The receiving end is no task of its own: whatever waits for either end waits for the sending one.
+    lanes: of each entry, the number of its node's unit. turns: its numbers, but persistent tiles go to other nodes behind
+    all else. others: the other end of a transfer between two nodes, by either end. The receiving end is no task of its own:
+    whatever waits for either end waits for the sending one.
     """
 
     def __init__(
@@ -131,6 +133,8 @@ class _Clock:
         numbers: dict[tuple[int, Unit], int] = {}
         self.lanes = [numbers.setdefault((node, unit), len(numbers)) for node, own in enumerate(units) for unit in own]
         self.carriers = list(numbers)
+        self.turns = [number + _yields(self.entries[number], self.carriers[lane][1]) * len(self.entries)
+                      for number, lane in enumerate(self.lanes)]  # fmt: skip
         self.busy = [0.0] * len(numbers)
         self._seconds_of = [seconds_of[node] for node, _ in numbers]
         self._free = [at_once if unit.resource is Resource.COMPUTE else 1 for _, unit in numbers]
@@ -156,25 +160,20 @@ class _Clock:
 
     def run(self) -> float:
         """Run the schedules; return the seconds that they take."""
-        for number in range(len(self.entries)):
-            if number not in self._tasks:
-                self._let(number, 0.0)
+        self._let([number for number in range(len(self.entries)) if number not in self._tasks], 0.0)
         now = 0.0
         while self._ends_at:
             now, number = heapq.heappop(self._ends_at)
             ended = self._ends_of(number)
             for end in ended:
                 self._free[self.lanes[end]] += 1
-            for end in ended:
-                self._take(self.lanes[end], now)
             for later in self._behind[number]:
                 self._left[later] -= 1
-                self._let(later, now)
+            released = self._behind[number]
             self._reporting.discard(number)
-            if not self._reporting:
-                released, self._held = self._held, set()
-                for later in sorted(released):
-                    self._let(later, now)
+            if not self._reporting and self._held:
+                released, self._held = [*released, *sorted(self._held.difference(released))], set()
+            self._let(released, now, *(self.lanes[end] for end in ended))
         if any(self._left):
             raise AsynctileError("the nodes' schedules wait for each other in a circle; this is a bug in asynctile")
         return now
@@ -195,40 +194,52 @@ class _Clock:
         """Return an entry, and the other end of its transfer."""
         return (number, self.others[number]) if number in self.others else (number,)
 
-    def _let(self, number: int, now: float) -> None:
-        """Let an entry begin, if nothing keeps it."""
-        if self._left[number] == 0 and number not in self._held:
-            for end in self._ends_of(number):
-                heapq.heappush(self._ready[self.lanes[end]], end)
-            self._take(self.lanes[number], now)
+    def _let(self, numbers: Iterable[int], now: float, *freed: int) -> None:
+        """Let entries begin, if nothing keeps them, and whatever else waits for the lanes that were freed."""
+        lanes = dict.fromkeys(freed)
+        for number in numbers:
+            if self._left[number] == 0 and number not in self._held:
+                for end in self._ends_of(number):
+                    heapq.heappush(self._ready[self.lanes[end]], self.turns[end])
+                lanes[self.lanes[number]] = None
+        for lane in lanes:
+            while self._take(lane, now):
+                pass
 
-    def _take(self, lane: int, now: float) -> None:
-        """Begin the earliest entry that may run on a free unit."""
+    def _take(self, lane: int, now: float) -> bool:
+        """Begin the earliest entry that may run on a free unit; return whether there was one."""
         ready = self._ready[lane]
         if not self._free[lane] or not ready:
-            return
-        number = ready[0]
+            return False
+        number = ready[0] % len(self.entries)
         if number in self.others:
-            both_free = [end for end in ready if self._free[self.lanes[self.others[end]]]]
+            numbers = (turn % len(self.entries) for turn in ready)
+            both_free = [self.turns[end] for end in numbers if self._free[self.lanes[self.others[end]]]]
             if not both_free:
-                return
-            number = min(both_free)
+                return False
+            number = min(both_free) % len(self.entries)
         ends = self._ends_of(number)
         spent = max(self._seconds_of[self.lanes[end]](self.entries[end]) for end in ends)
         for end in ends:
             self.begins[end], self.ends[end] = now, now + spent
             self.busy[self.lanes[end]] += spent
             self._free[self.lanes[end]] -= 1
-            _drop(self._ready[self.lanes[end]], end)
+            _drop(self._ready[self.lanes[end]], self.turns[end])
         heapq.heappush(self._ends_at, (now + spent, self._tasks.get(number, number)))
+        return True
 
 
-def _drop(heap: list[int], number: int) -> None:
-    """Remove a number from a heap, most often the least."""
-    if heap[0] == number:
+def _yields(entry: Scheduled, unit: Unit) -> bool:
+    """Return whether an entry carries a persistent tile to or from another node."""
+    return unit.resource in (Resource.SENT, Resource.RECEIVED) and isinstance(entry.what, Tile) and entry.what.persistent
+
+
+def _drop(heap: list[int], turn: int) -> None:
+    """Remove a turn from a heap, most often the least."""
+    if heap[0] == turn:
         heapq.heappop(heap)
     else:
-        heap.remove(number)
+        heap.remove(turn)
         heapq.heapify(heap)
 
 

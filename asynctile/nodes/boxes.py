@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from asynctile.errors import NodeError
+from asynctile.nodes.precedence import Precedence
 from asynctile.nodes.wire import PIECE_NBYTES, PieceHeader
 
 #: Called once when a transfer is over, with its error or None.
@@ -101,16 +102,21 @@ class _Box:
 
 
 class Outbox(_Box):
-    """The transfers to another node."""
+    """The transfers of a track to another node. precedence: of this node, shared by all its outboxes."""
 
-    def __init__(self) -> None:
+    def __init__(self, track: Track, precedence: Precedence) -> None:
         super().__init__()
+        self._track, self._precedence = track, precedence
         self._next = self._offset = 0
 
     def take(self) -> tuple[Moving, PieceHeader] | None:
-        """Wait for the next piece to send; None after a failure."""
+        """Wait for the next piece to send, and for its turn; None after a failure."""
+        if self._track is Track.PERSISTENT:
+            with self._changed:
+                self._changed.wait_for(self._has_next)
+            self._precedence.wait()
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._next in self._moving)
+            self._changed.wait_for(self._has_next)
             if self._failure is not None:
                 return None
             moving, offset = self._moving[self._next], self._offset
@@ -121,7 +127,17 @@ class Outbox(_Box):
             if self._offset == total:
                 self._next, self._offset = self._next + 1, 0
                 self._changed.notify_all()
-            return moving, PieceHeader(moving.number, total, offset, nbytes)
+        if self._track is Track.TEMPORARY:
+            self._precedence.begin()
+        return moving, PieceHeader(moving.number, total, offset, nbytes)
+
+    def put_back(self, moving: Moving, nbytes: int) -> None:
+        super().put_back(moving, nbytes)
+        if self._track is Track.TEMPORARY:
+            self._precedence.end()
+
+    def _has_next(self) -> bool:
+        return self._failure is not None or self._next in self._moving
 
     def _rewind(self, number: int) -> None:
         self._next, self._offset = number, 0

@@ -14,6 +14,7 @@ from contextlib import suppress
 from asynctile.errors import NodeError
 from asynctile.nodes.boxes import Inbox, Outbox, Track
 from asynctile.nodes.line import Line
+from asynctile.nodes.precedence import Precedence
 from asynctile.nodes.wire import Message, Said, at, keep_alive, read_message, reason, send_message
 from asynctile.threads import start
 
@@ -26,18 +27,19 @@ LAST_S = 30.0
 
 
 class Peer:
-    """Node `node`, over its control connection and its lines. patience_s: for a sign of life.
+    """Node `node`, over its control connection and its lines. patience_s: for a sign of life. precedence: of its pieces.
 
     lost: called with the error when the node is lost, gives up or leaves. shared: called with (topic, body) of its messages.
     moved: called when a beat tells that more of its work is done. has_left: the node has left in order.
     """
 
     def __init__(
-        self, node: int, control: socket.socket, lines: Sequence[Line], patience_s: float,
+        self, node: int, control: socket.socket, lines: Sequence[Line], patience_s: float, precedence: Precedence,
         lost: Callable[[Peer, NodeError], None], shared: Callable[[Peer, str, bytes], None], moved: Callable[[], object],
     ) -> None:  # fmt: skip
         self.node = node
-        self.outboxes, self.inboxes = {track: Outbox() for track in Track}, {track: Inbox() for track in Track}
+        self.outboxes = {track: Outbox(track, precedence) for track in Track}
+        self.inboxes = {track: Inbox() for track in Track}
         self._control, self._lines = control, lines
         self._patience_s = patience_s
         self._lost, self._shared, self._moved = lost, shared, moved

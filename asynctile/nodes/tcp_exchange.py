@@ -23,6 +23,7 @@ from asynctile.nodes.line import Line, SocketLine
 from asynctile.nodes.listener import Listener
 from asynctile.nodes.meeting import apart, meet
 from asynctile.nodes.peer import RELAYED, Peer
+from asynctile.nodes.precedence import Precedence
 from asynctile.nodes.wire import Message, Said
 from asynctile.threads import start
 
@@ -58,8 +59,10 @@ class TcpExchange:
         self._failure: NodeError | None = None
         self._changed = threading.Condition()
         self._is_closed = threading.Event()
+        precedence = Precedence()
         self._peers = {
-            other: Peer(other, controls[other], lines[other], patience_s, self._on_lost, self._on_shared, lambda: self.moved())
+            other: Peer(other, controls[other], lines[other], patience_s, precedence, self._on_lost, self._on_shared,
+                        lambda: self.moved())
             for other in sorted(controls)
         }  # fmt: skip
         self._said: dict[int, deque[tuple[str, bytes]]] = {other: deque() for other in self._peers}

@@ -181,6 +181,15 @@ def test_a_weight_that_is_not_ready_holds_up_no_later_sum() -> None:
     assert spans(first) == [(0, 5), (5, 7), (0, 2), (2, 4)]
 
 
+def test_sums_go_before_weights_that_come_earlier_in_the_schedule() -> None:
+    schedules = [
+        node(work(), sends(1, 0), sends(1, 0, 0, tile=WEIGHT), sends(1, 1, 0)),
+        node(receives(0, 0), receives(0, 0, tile=WEIGHT), receives(0, 1)),
+    ]
+    first, _ = timelines(schedules, [lasting(1.0)] * 2)
+    assert spans(first) == spans(timeline(schedules[0], lasting(1.0))) == [(0, 1), (0, 2), (4, 6), (2, 4)]
+
+
 def test_a_node_receives_from_one_other_node_at_a_time_and_senders_go_on_with_other_tiles() -> None:
     schedules = [
         node(sends(2, 0), receives(1, 0)), node(sends(2, 0), sends(0, 0)), node(receives(0, 0), receives(1, 0)),

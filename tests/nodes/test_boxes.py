@@ -6,9 +6,14 @@ import pytest
 
 from asynctile.errors import NodeError
 from asynctile.nodes import boxes
-from asynctile.nodes.boxes import Inbox, Outbox
+from asynctile.nodes.boxes import Inbox, Outbox, Track
+from asynctile.nodes.precedence import Precedence
 from asynctile.nodes.wire import PieceHeader
 from tests.settle import HANG_S
+
+
+def outbox_of(track=Track.TEMPORARY, precedence=None):
+    return Outbox(track, precedence or Precedence())
 
 
 def view(nbytes):
@@ -20,7 +25,7 @@ def taken(outbox, count):
 
 
 def test_transfers_go_out_in_the_order_of_their_numbers():
-    outbox = Outbox()
+    outbox = outbox_of()
     outbox.begin(3)
     for index in (2, 0):
         outbox.add(index, view(8), pytest.fail)
@@ -33,9 +38,26 @@ def test_transfers_go_out_in_the_order_of_their_numbers():
     assert found == [(1, 4, 0, 4), (2, 8, 0, 8)]
 
 
+def test_a_piece_of_a_weight_waits_for_the_pieces_of_sums_to_all_nodes():
+    precedence, found = Precedence(), []
+    sums = [outbox_of(Track.TEMPORARY, precedence) for _ in range(2)]
+    weights = outbox_of(Track.PERSISTENT, precedence)
+    for outbox in (*sums, weights):
+        outbox.begin(1)
+        outbox.add(0, view(8), found.append)
+    held = [outbox.take() for outbox in sums]
+    thread = threading.Thread(target=lambda: found.append(weights.take()[1].number))
+    thread.start()
+    sums[0].put_back(held[0][0], 8)
+    assert found == [None]
+    sums[1].put_back(held[1][0], 8)
+    thread.join(HANG_S)
+    assert found == [None, None, 0]
+
+
 def test_a_transfer_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch):
     monkeypatch.setattr(boxes, "PIECE_NBYTES", 4)
-    outbox, told = Outbox(), []
+    outbox, told = outbox_of(), []
     outbox.begin(1)
     outbox.add(0, view(10), told.append)
     pieces = [outbox.take() for _ in range(3)]
@@ -47,7 +69,7 @@ def test_a_transfer_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch):
 
 
 def test_numbers_go_on_in_the_next_run_whatever_was_left_out():
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = outbox_of(), Inbox()
     for box in (outbox, inbox):
         box.begin(5)
         box.begin(2)
@@ -117,7 +139,7 @@ def test_a_transfer_whose_last_byte_came_before_the_failure_is_fine():
 
 
 def test_threads_that_wait_leave_at_a_failure():
-    outbox, inbox, found = Outbox(), Inbox(), []
+    outbox, inbox, found = outbox_of(), Inbox(), []
     threads = [threading.Thread(target=lambda: found.append(outbox.take())),
                threading.Thread(target=lambda: found.append(inbox.place(PieceHeader(0, 1, 0, 1))))]  # fmt: skip
     for thread in threads:
