@@ -31,7 +31,9 @@ class Listener:
 
     def __init__(self, address: tuple[str, int]) -> None:
         try:
-            self._socket = socket.create_server(address, family=_family(address), backlog=64)
+            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            family, *_, place = min(found, key=lambda one: one[0])  # at IPv4, if the host has both
+            self._socket = socket.create_server(place, family=family, backlog=64)
         except OSError as error:
             raise NodeError(f"this node cannot listen at {at(address)}: {reason(error)}; choose another address or "
                             "port") from error
@@ -42,9 +44,9 @@ class Listener:
         self._thread: threading.Thread | None = None
 
     @property
-    def port(self) -> int:
-        port: int = self._socket.getsockname()[1]
-        return port
+    def address(self) -> Any:
+        """The socket address at which this listens; its port is never 0."""
+        return self._socket.getsockname()
 
     def serve(
         self, secret: bytes, welcome: Callable[[Hello], dict[str, Any]], admit: Callable[[Hello, socket.socket], None]
@@ -96,7 +98,3 @@ class Listener:
                     connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
             self._thread.join()
-
-
-def _family(address: tuple[str, int]) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET

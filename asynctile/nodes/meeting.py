@@ -7,19 +7,20 @@ is the control connection of the two.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from asynctile.errors import NodeError
 from asynctile.nodes.handshake import PATIENCE_S, Hello, call
 from asynctile.nodes.listener import Listener
-from asynctile.nodes.wire import Deadline, at, encode, read_document, reason
+from asynctile.nodes.wire import Deadline, at, encode, host_of, read_document, reason
 
 #: Seconds between two tries to reach a node that does not listen yet, and between two looks at whether to go on waiting.
 AGAIN_S = 0.1
@@ -54,10 +55,8 @@ class Meeting:
         self._session = secrets.token_hex(16)
         listener.serve(self._secret, self._welcome, self._admit)
         others = range(1, self._own.nodes)
-        self._await({(node, 0) for node in others}, f"not joined at port {listener.port}")
-        roster = {
-            str(node): (self._there[node, 0].getpeername()[0], self._hellos[node, 0].port) for node in others
-        }  # fmt: skip
+        self._await({(node, 0) for node in others}, f"not joined at {at(listener.address)}")
+        roster = {str(node): (host_of(self._there[node, 0].getpeername()), self._hellos[node, 0].port) for node in others}
         for node in others:
             self._told(node, encode(roster))
         self._await({(node, channel) for node in others for channel in self._all}, "not connected for tiles")
@@ -65,7 +64,7 @@ class Meeting:
 
     def join(self, address: tuple[str, int], first: socket.socket, listener: Listener) -> Connections:
         """Join node 0 at `address` over a new connection `first`; return this node's connections. NodeError if it cannot."""
-        own = self._own = replace(self._own, port=listener.port)
+        own = self._own = replace(self._own, port=listener.address[1])
         self._there[0, 0] = first
         answer = call(first, own, self._secret, Deadline(PATIENCE_S))
         with self._changed:
@@ -74,7 +73,7 @@ class Meeting:
         roster = self._roster(address)
         for node, channel in self._to_call():
             place = address if node == 0 else (roster[str(node)][0], roster[str(node)][1])
-            connection = reach(place, PATIENCE_S, self._check)
+            connection = reach(place, PATIENCE_S, self._check, f"node {node}")
             with self._changed:
                 self._there[node, channel] = connection
             hello = replace(own, session=self._session, channel=channel)
@@ -141,22 +140,21 @@ class Meeting:
                 self._changed.notify_all()
 
     def _has_gone(self, key: tuple[int, int]) -> bool:
-        """Return whether a node that joined has closed its connection before all had met; then another one may take its place.
-        """
+        """Return whether a node has closed its connection before all had met; then another one may take its place."""
         connection = self._there.get(key)
         if self._is_over or connection is None:
             return False
-        there, _, _ = select.select([connection], [], [], 0)  # a `recv` would wait for its timeout
-        try:
-            return bool(there) and not connection.recv(1, socket.MSG_PEEK)
-        except OSError:
-            return True
+        poll = select.poll()
+        poll.register(connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _await(self, keys: set[tuple[int, int]], what: str) -> None:
         """Wait for these connections. what: what a node without them has not done."""
         with self._changed:
             while missing := sorted({node for node, _ in self._missing(keys)}):
                 self._check()
+                if self._own.node and self._has_gone((0, 0)):
+                    raise NodeError("node 0 left before all had met; see there for the reason")
                 if (left := self._end - time.monotonic()) <= 0:
                     break
                 self._changed.wait(min(left, AGAIN_S))
@@ -197,7 +195,7 @@ def meet(
         listener, first = Listener(address), None
     else:
         first = reach(address, wait_s, check)
-        listener = Listener((first.getsockname()[0], 0))
+        listener = Listener((host_of(first.getsockname()), 0))
     try:
         return (meeting.host(listener) if first is None else meeting.join(address, first, listener)), listener
     except BaseException:
@@ -213,25 +211,35 @@ def apart(connections: Connections) -> tuple[dict[int, socket.socket], dict[int,
     return controls, others
 
 
-def reach(address: tuple[str, int], wait_s: float, check: Callable[[], object] = bool) -> socket.socket:
+def reach(
+    address: tuple[str, int], wait_s: float, check: Callable[[], object] = bool, whom: str = "node 0"
+) -> socket.socket:  # fmt: skip
     """Return a connection to an address. Tries again while nobody listens or answers there. NodeError after `wait_s`.
 
-    check: as in Meeting.
+    check: as in Meeting. whom: the node that should be there, for messages.
     """
     end = time.monotonic() + wait_s
     while True:
         check()
         left = end - time.monotonic()
         try:
-            connection = socket.create_connection(address, max(AGAIN_S, min(left, TRY_S)))
+            connection = socket.create_connection(address, max(AGAIN_S, min(left, TRY_S)), all_errors=True)
             if connection.getsockname() != connection.getpeername():
                 return connection
             connection.close()  # nobody listens there, and the system has given this socket the very port that it calls
-        except OSError as error:
-            if not isinstance(error, ConnectionRefusedError | TimeoutError) or left <= AGAIN_S:
-                raise NodeError(f"nothing can be reached at {at(address)}: {reason(error)}; check the address, and whether "
-                                "node 0 runs there") from error
+        except (OSError, ExceptionGroup) as error:
+            # The host may have several addresses, with an error each.
+            each: Sequence[Any] = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+            passing = [one for one in each if _may_pass(one)]
+            if not passing or left <= AGAIN_S:
+                raise NodeError(f"nothing can be reached at {at(address)}: {reason((passing or each)[-1])}; check the address, "
+                                f"whether {whom} runs there, and that no firewall is between") from error
         time.sleep(AGAIN_S)
+
+
+def _may_pass(error: OSError) -> bool:
+    """Return whether an address may be reached later, once its machine is up and a node listens."""
+    return isinstance(error, ConnectionRefusedError | TimeoutError) or error.errno == errno.EHOSTUNREACH
 
 
 def _check_terms(hello: Hello, own: Hello) -> None:

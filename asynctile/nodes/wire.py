@@ -159,3 +159,8 @@ def at(address: Any) -> str:
     """Return a socket's address as people write it."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(address: Any) -> str:
+    """Return the host of a socket's address, in numbers; of an IPv6 address that only one link has, with the link's name."""
+    return socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]

@@ -3,16 +3,17 @@
 import logging
 import socket
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import pytest
 
 from asynctile.errors import NodeError
-from asynctile.nodes import handshake
+from asynctile.nodes import handshake, meeting
 from asynctile.nodes.handshake import Hello, call
 from asynctile.nodes.meeting import reach
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.nodes.wire import Deadline
-from tests.nodes.meetings import SECRET, TERMS, free_address, join, met
+from tests.nodes.meetings import SECRET, TERMS, comes, free_address, join, met
 from tests.settle import HANG_S
 
 
@@ -129,6 +130,45 @@ def test_an_unreachable_address_is_refused(address, words):
         join(1, 2, address, wait_s=0.2)
 
 
+def resolve(monkeypatch, *hosts):
+    """Let each host name resolve to these addresses, in this order."""
+    found = [(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, 6, "") for host in hosts]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, port, *args, **options: [
+        (*how, (host, port)) for how, host in zip(found, hosts, strict=True)])  # fmt: skip
+
+
+@pytest.mark.parametrize("hosts", [("fe80::1", "127.0.0.1"), ("127.0.0.1", "fe80::1")])
+def test_a_host_of_two_addresses_is_waited_for_though_one_cannot_be_reached(monkeypatch, hosts):
+    _, port = free_address()
+    tries = []
+    resolve(monkeypatch, *hosts)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join, 1, 2, ("name", port), check=lambda: tries.append(1))
+        comes(lambda: len(tries) > 2 or joining.done())
+        with join(0, 2, ("name", port)), joining.result(HANG_S):
+            pass
+
+
+def test_a_host_of_an_ipv6_address_alone_is_listened_at(monkeypatch):
+    _, port = free_address()
+    resolve(monkeypatch, "::1")
+    with pytest.raises(NodeError, match=r"node 1 of 2 has not joined at \[::1\]:\d+ within"):
+        join(0, 2, ("name", port), wait_s=0.1)
+
+
+def test_a_node_that_cannot_reach_another_one_names_it(monkeypatch):
+    address = free_address()
+    monkeypatch.setattr(meeting, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(meeting, "replace", lambda own, **changes: replace(own, **{**changes, "port": 1}))  # nobody is there
+    with ThreadPoolExecutor(2) as pool:
+        host, first = pool.submit(join, 0, 3, address), pool.submit(join, 1, 3, address)
+        with pytest.raises(NodeError, match=r"nothing can be reached at 127.0.0.1:1: .*, whether node 1 runs there"):
+            join(2, 3, address)
+        host.result(HANG_S).close()
+        with pytest.raises(NodeError, match="node 0 left before all had met; see there for the reason"):
+            first.result(HANG_S)
+
+
 @pytest.mark.parametrize(("node", "port", "words"), [(2, 5, "node is 2, expected"), (-1, 5, "node is -1"), (0, 1 << 16, "port"),
                                                     (1, 0, "127.0.0.1:0 has port 0, expected 1 to 65535")])  # fmt: skip
 def test_numbers_that_do_not_exist_are_refused(node, port, words):
@@ -146,5 +186,5 @@ def test_a_server_of_another_kind_is_named():
 
 
 def test_nodes_that_never_come_are_named():
-    with pytest.raises(NodeError, match=r"nodes 1, 2 of 3 have not joined at port \d+ within 0.1 s"):
+    with pytest.raises(NodeError, match=r"nodes 1, 2 of 3 have not joined at 127.0.0.1:\d+ within 0.1 s"):
         TcpExchange.meet(0, 3, free_address(), SECRET, {}, wait_s=0.1)
