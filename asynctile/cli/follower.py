@@ -32,7 +32,7 @@ from asynctile.layers.model import model_state_of
 from asynctile.layers.special_tokens import token_ids
 from asynctile.storage.input import read_file
 
-__all__ = ["begin_word", "follow_run", "own_options"]
+__all__ = ["begin", "follow_run", "own_options"]
 
 #: What each node may choose by itself. Precision changes bits, so node 0 chooses it.
 _OWN = frozenset({*PLACEMENT, "update", "nodes", "node", "join", "secret_file", "network", "out"}) - {"precision"}
@@ -40,13 +40,16 @@ _OWN = frozenset({*PLACEMENT, "update", "nodes", "node", "join", "secret_file", 
 _TYPED = ("spill", "spill_limit")
 
 
-def begin_word(options: Options, folder: RunFolder) -> dict[str, Any]:
-    """Return what node 0 tells of a run before it opens the engine. The run's tokens must be there."""
-    newest = folder.newest
-    return {
-        "folder": str(folder.path.absolute()), "tokens": _digest(folder), "options": options.to_json(),
-        "checkpoint": None if newest is None else newest.name,
-    }  # fmt: skip
+async def begin(options: Options, folder: RunFolder, team: Team) -> None:
+    """Tell a run to the other nodes, as node 0 before it opens the engine, and wait until all have found its folder.
+
+    The run's tokens must be there. A file that is there meanwhile tells the folder from a copy of it.
+    """
+    newest, tokens = folder.newest, await asyncio.to_thread(_digest, folder)
+    with tempfile.NamedTemporaryFile(dir=folder.path, prefix=".begins-") as mark:
+        await team.tell("begin", folder=str(folder.path.absolute()), mark=Path(mark.name).name, tokens=tokens,
+                        options=options.to_json(), checkpoint=None if newest is None else newest.name)
+        await team.tell("found")
 
 
 def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +83,7 @@ async def _follow(typed: dict[str, Any], options: Options, team: Team, display: 
     """Do what node 0 tells, from the beginning of the run to its end; return whether the run was asked to stop."""
     word = await team.hear(stops=False)
     folder = _folder(word, typed.get("out"), options.node)
+    await team.hear(stops=False)
     told = {name: value for name, value in word["options"].items() if name not in _TYPED}
     options = resumed_options({name: value for name, value in typed.items() if name != "out"}, told, folder.path)
     async with engine_of(options, exchange=team.exchange) as engine:
@@ -126,12 +130,13 @@ def _folder(word: Mapping[str, Any], typed: str | None, node: int) -> RunFolder:
     path = Path(word["folder"] if typed is None else typed)
     try:
         folder = RunFolder.open(path)
-        is_same = _digest(folder) == word["tokens"]
+        is_same = _digest(folder) == word["tokens"] and (path / word["mark"]).exists()
     except (OSError, ValueError):
         is_same = False
     if not is_same:
         raise ValueError(f"node {node} does not see the run's folder in {path}, where it reads tokens and checkpoints; "
-                         "share the folder between the machines, and name it here with --out if it has another path")
+                         "share the folder between the machines instead of copying it, and name it here with --out if it "
+                         "has another path")
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:

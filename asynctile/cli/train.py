@@ -34,7 +34,7 @@ from asynctile.cli.corpus import (
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_devices, check_fit, check_join, steps_of
-from asynctile.cli.follower import begin_word, follow_run
+from asynctile.cli.follower import begin, follow_run
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import (
     check_base,
@@ -205,7 +205,7 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
         display.stage("searching for faster settings")
         options = await documents.finish(asyncio.to_thread(_faster, options, shape, folder, display, interrupt))
     if options.nodes > 1:
-        await team.tell("begin", **await asyncio.to_thread(begin_word, options, folder))
+        await begin(options, folder, team)
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display, folder.rates, team))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,6 +187,20 @@ def test_a_node_that_does_not_see_the_run_ends_all(shell: Shell, tmp_path: Path)
     assert (leader.wait(HANG_S), follower.wait(HANG_S)) == (2, 2)
     assert "node 1 does not see the run's folder in other" in follower.communicate()[0]
     assert "gave up: node 1 does not see the run's folder in other" in leader.communicate()[0]
+
+
+@pytest.mark.laws
+def test_a_node_that_sees_a_copy_of_the_run_ends_all_before_a_step(shell: Shell, tmp_path: Path) -> None:
+    shell.nodes(1, "run", steps=2)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    host, port = free_address()
+    place = ["--nodes", "2", "--join", f"{host}:{port}"]
+    nodes = [shell.train(*place, "--resume", "--steps", "4", "--out", "run"),
+             shell.train(*place, "--node", "1", "--out", "copy")]
+    for node in nodes:
+        assert "node 1 does not see the run's folder in copy" in node.communicate(timeout=HANG_S)[0] and node.returncode == 2
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["step"] for line in lines) == 2 and not list(tmp_path.glob("*/.begins-*"))
 
 
 def test_a_killed_node_is_named_by_the_others_which_keep_their_checkpoints(shell: Shell, tmp_path: Path) -> None:
