@@ -24,7 +24,7 @@ from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import RunFolder
-from asynctile.cli.team import Team, team_of
+from asynctile.cli.team import Team, team_of, told_if_refused
 from asynctile.cli.terminal import open_console, say
 from asynctile.layers import Trainer
 from asynctile.layers.data_source import TrainingBatches, training_batches
@@ -62,11 +62,12 @@ async def follow_run(given: Mapping[str, Any], interrupt: Interrupt, saved: Call
 
     saved: called after each checkpoint of the run; must not block.
     """
-    others = [name for name in given if name not in _OWN]
-    if others:
-        raise ValueError(f"{flag(others[0])} is for node 0, from which node {given['node']} takes it; leave it out")
     typed = dict(given)
-    options = check_join(new_options({name: value for name, value in typed.items() if name != "out"}))
+    async with told_if_refused(given, interrupt):
+        others = [name for name in given if name not in _OWN]
+        if others:
+            raise ValueError(f"{flag(others[0])} is for node 0, from which node {given['node']} takes it; leave it out")
+        options = check_join(new_options({name: value for name, value in typed.items() if name != "out"}))
     display = open_display(open_console(interrupt.lose))
     interrupt.announce = display.note
     with display:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 from asynctile import __version__
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.options import Options
+from asynctile.errors import AsynctileError
 from asynctile.nccl import NcclExchange
+from asynctile.nodes.handshake import Hello
+from asynctile.nodes.meeting import decline
 from asynctile.nodes.secret import find_secret
 from asynctile.nodes.tcp_exchange import NCCL, TcpExchange
 from asynctile.storage import documents
 
-__all__ = ["Team", "team_of"]
+__all__ = ["Team", "team_of", "told_if_refused"]
 
 #: What all nodes share when node 0 tells the next thing. The others say WAITS or STOPS.
 _TOPIC = "what comes next"
@@ -48,6 +51,20 @@ class Team:
         said = await asyncio.to_thread(self.exchange.share, _TOPIC, _STOPS if stops else _WAITS)
         word: dict[str, Any] = json.loads(said[0])
         return word
+
+
+@asynccontextmanager
+async def told_if_refused(given: Mapping[str, Any], interrupt: Interrupt) -> AsyncIterator[None]:
+    """Tell the other nodes of the run why this one does not join them, if its options are refused in here. given: as typed."""
+    try:
+        yield
+    except (AsynctileError, ValueError, OSError) as error:
+        if given.get("nodes", 1) > 1 and "join" in given:
+            with suppress(ValueError, OSError):  # no secret, or stopped by a signal
+                secret = find_secret(os.environ, given.get("secret_file"))
+                own = Hello(node=given.get("node", 0), nodes=given["nodes"], terms={})
+                await documents.finish(asyncio.to_thread(decline, own, given["join"], secret, str(error), interrupt.check))
+        raise
 
 
 @asynccontextmanager

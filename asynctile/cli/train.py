@@ -53,7 +53,7 @@ from asynctile.cli.run_folder import RunFolder, existing_run, recorded_rates, to
 from asynctile.cli.search import faster_than_defaults
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
-from asynctile.cli.team import Team, team_of
+from asynctile.cli.team import Team, team_of, told_if_refused
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.cli.tracing import Tracing, check_path
 from asynctile.cli.validation import Validations
@@ -86,7 +86,8 @@ def run(given: dict[str, Any]) -> int:
 
 async def train(given: Mapping[str, Any], interrupt: Interrupt) -> int:
     """Do a run as its only node or as node 0; return the exit status."""
-    options, folder, callbacks = open_run(given)
+    async with told_if_refused(given, interrupt):
+        options, folder, callbacks = open_run(given)
     warn_of_excess(options)
     interrupt.last_words = last_words(folder, folder.newest)
     try:

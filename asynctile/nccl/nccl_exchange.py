@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 from asynctile.device import resolved
@@ -24,7 +25,7 @@ from asynctile.nccl.library import load
 from asynctile.nccl.nccl_line import LAST_S, Admission, NcclLine
 from asynctile.nodes.boxes import Track
 from asynctile.nodes.handshake import Hello
-from asynctile.nodes.meeting import AGAIN_S, apart, meet
+from asynctile.nodes.meeting import AGAIN_S, apart, decline, meet
 from asynctile.nodes.tcp_exchange import NCCL, NETWORK, PATIENCE_S, WAIT_S, TcpExchange
 from asynctile.nodes.wire import Deadline, reason
 from asynctile.threads import start
@@ -50,8 +51,13 @@ class NcclExchange(TcpExchange):
             raise ValueError(f"the network 'nccl' carries tiles between GPUs, and device is {first!r}; choose 'cuda:N', or the "
                              "network 'tcp'")
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # see nccl_line.py; without effect where CUDA has begun
-        driver, library, admission = open_driver(first), load(), Admission()
-        hello = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL, "NCCL": str(library.get_version())})
+        hello, admission = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL}), Admission()
+        try:
+            driver, library = open_driver(first), load()
+        except DeviceError as error:
+            decline(hello, address, secret, str(error), check)
+            raise
+        hello = replace(hello, terms={**hello.terms, "NCCL": str(library.get_version())})
         connections, listener = meet(hello, address, secret, 2 * len(Track) * channels, wait_s, check)
         controls, others = apart(connections)
         lines = {

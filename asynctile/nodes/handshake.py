@@ -35,7 +35,7 @@ class Hello:
 
     node, nodes: its number, and how many nodes it expects. terms: everything on which nodes must agree, by name. session: of
     the meeting, given out by node 0; empty for a node that joins. channel: 0 for the control connection of a pair. port: where
-    it listens.
+    it listens. gave_up: why it does not take part; empty for a node that does.
     """
 
     node: int
@@ -44,6 +44,7 @@ class Hello:
     session: str = ""
     channel: int = 0
     port: int = 0
+    gave_up: str = ""
 
     @classmethod
     def of(cls, document: Any) -> Self:
@@ -60,7 +61,8 @@ class Hello:
         """Return whether all values have their types."""
         counts = (self.node, self.nodes, self.channel, self.port)
         named = isinstance(self.terms, dict) and all(isinstance(value, str) for value in self.terms.values())
-        return named and isinstance(self.session, str) and all(type(count) is int and count >= 0 for count in counts)
+        texts = isinstance(self.session, str) and isinstance(self.gave_up, str)
+        return named and texts and all(type(count) is int and count >= 0 for count in counts)
 
 
 def call(connection: socket.socket, hello: Hello, secret: bytes, deadline: Deadline) -> dict[str, Any]:

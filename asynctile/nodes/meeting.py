@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from asynctile.nodes.wire import Deadline, at, encode, host_of, read_document, r
 AGAIN_S = 0.1
 #: Seconds that one try may take.
 TRY_S = 3.0
+#: Seconds in which a node that gives up tries to tell the others why.
+TELL_S = 2.0
 #: Connections by (other node, channel); channel 0 is the control connection.
 Connections = dict[tuple[int, int], socket.socket]
 
@@ -49,13 +52,23 @@ class Meeting:
         self._there: Connections = {}
         self._changed = threading.Condition()
         self._is_over = False
+        #: why another node does not take part
+        self._refusal: NodeError | None = None
 
     def host(self, listener: Listener) -> Connections:
-        """Wait for all nodes as node 0; return its connections. NodeError if one does not come."""
+        """Wait for all nodes as node 0; return its connections. NodeError if one does not come, or gives up.
+
+        If node 0 does not go on, the nodes that have joined are told why.
+        """
         self._session = secrets.token_hex(16)
         listener.serve(self._secret, self._welcome, self._admit)
         others = range(1, self._own.nodes)
-        self._await({(node, 0) for node in others}, f"not joined at {at(listener.address)}")
+        try:
+            self._await({(node, 0) for node in others}, f"not joined at {at(listener.address)}")
+            self._check_own()
+        except BaseException as error:
+            self._dismiss(str(error) if error is self._refusal else f"node 0 gave up: {self._own.gave_up or error}")
+            raise
         roster = {str(node): (host_of(self._there[node, 0].getpeername()), self._hellos[node, 0].port) for node in others}
         for node in others:
             self._told(node, encode(roster))
@@ -67,6 +80,7 @@ class Meeting:
         own = self._own = replace(self._own, port=listener.address[1])
         self._there[0, 0] = first
         answer = call(first, own, self._secret, Deadline(PATIENCE_S))
+        self._check_own()
         with self._changed:
             self._session = str(answer.get("session"))
         listener.serve(self._secret, self._welcome, self._admit)
@@ -97,9 +111,17 @@ class Meeting:
                 if time.monotonic() >= self._end:
                     raise NodeError(f"not all of the {self._own.nodes} nodes joined node 0 at {at(address)} within "
                                     f"{self._wait_s:g} s")
-            return read_document(self._there[0, 0], Deadline(PATIENCE_S))[0]
+            roster = read_document(self._there[0, 0], Deadline(PATIENCE_S))[0]
         except OSError as error:
             raise NodeError(f"node 0 at {at(address)} has left: {reason(error)}") from error
+        if "refused" in roster:
+            raise NodeError(f"the nodes at {at(address)} did not meet: {roster['refused']}")
+        return roster
+
+    def _check_own(self) -> None:
+        """Raise NodeError if this node came only to say that it gives up."""
+        if self._own.gave_up:
+            raise NodeError(self._own.gave_up)
 
     @property
     def _all(self) -> range:
@@ -118,7 +140,8 @@ class Meeting:
         if not own.node < hello.node < own.nodes or hello.channel > self._channels:
             raise NodeError(f"a node of number {hello.node} cannot call node {own.node} of {own.nodes}; the others are 1 to "
                             f"{own.nodes - 1}")
-        _check_terms(hello, own)
+        if not (hello.gave_up or own.gave_up):
+            _check_terms(hello, own)
         with self._changed:
             self._changed.wait_for(lambda: self._session, PATIENCE_S)  # another node may learn of us before we know ourselves
             if key in self._hellos and not self._has_gone(key):
@@ -132,6 +155,10 @@ class Meeting:
     def _admit(self, hello: Hello, connection: socket.socket) -> None:
         with self._changed:
             if self._is_over:
+                connection.close()
+            elif hello.gave_up:
+                self._refusal = NodeError(f"node {hello.node} gave up: {hello.gave_up}")
+                self._changed.notify_all()
                 connection.close()
             else:
                 if (key := (hello.node, hello.channel)) in self._there:
@@ -153,6 +180,8 @@ class Meeting:
         with self._changed:
             while missing := sorted({node for node, _ in self._missing(keys)}):
                 self._check()
+                if self._refusal is not None:
+                    raise self._refusal
                 if self._own.node and self._has_gone((0, 0)):
                     raise NodeError("node 0 left before all had met; see there for the reason")
                 if (left := self._end - time.monotonic()) <= 0:
@@ -166,6 +195,14 @@ class Meeting:
 
     def _missing(self, keys: set[tuple[int, int]]) -> set[tuple[int, int]]:
         return {key for key in keys if key not in self._there or self._has_gone(key)}
+
+    def _dismiss(self, why: str) -> None:
+        """Tell the nodes that wait for the roster why there will be none."""
+        with self._changed:
+            self._is_over = True
+        for node, _ in self._there:
+            with suppress(NodeError):
+                self._told(node, encode({"refused": why}))
 
     def _told(self, node: int, content: bytes) -> None:
         try:
@@ -202,6 +239,15 @@ def meet(
         listener.close()
         meeting.give_up()
         raise
+
+
+def decline(own: Hello, address: tuple[str, int], secret: bytes, why: str, check: Callable[[], object] = bool) -> None:
+    """Tell the other nodes that node `own.node` does not take part, so that none of them waits for it. Others: as in `meet`.
+
+    Node 0 tells the nodes that wait for it. Another node tells node 0, which tells those that have joined. Ends after `TELL_S`.
+    """
+    with suppress(NodeError, ValueError):  # the reason of this node is the error to report
+        meet(replace(own, gave_up=why), address, secret, 0, TELL_S, check)
 
 
 def apart(connections: Connections) -> tuple[dict[int, socket.socket], dict[int, list[socket.socket]]]:

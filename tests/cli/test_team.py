@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
+from asynctile.cli.follower import follow_run
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.options import Options
 from asynctile.cli.team import team_of
-from asynctile.errors import DeviceError
+from asynctile.cli.train import train
+from asynctile.errors import DeviceError, NodeError
 from asynctile.nccl import NcclExchange
+from asynctile.nodes import meeting
 from asynctile.nodes.secret import VARIABLE
 from tests.cuda.nccl import SoftNccl
-from tests.nodes.meetings import free_address
+from tests.nodes.meetings import SECRET, free_address, join
+from tests.settle import HANG_S
 
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "a secret of sixteen")
+    monkeypatch.setenv(VARIABLE, SECRET.decode())
 
 
 async def test_nodes_meet_over_nccl_if_their_options_say_so(soft_nccl: SoftNccl) -> None:
@@ -36,10 +40,33 @@ async def test_nodes_meet_over_nccl_if_their_options_say_so(soft_nccl: SoftNccl)
     assert {communicator.device for communicator in soft_nccl.made} == {0, 1}
 
 
-async def test_a_node_without_nccl_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, soft_gpu: Any) -> None:
+@pytest.mark.parametrize(("given", "words"), [
+    ({"node": 0, "spill_limit": 5}, "node 0 gave up: --spill-limit without --spill"),
+    ({"node": 1, "lr": 0.1}, "node 1 gave up: --lr is for node 0"),
+])  # fmt: skip
+async def test_the_others_are_told_at_once_that_a_node_refuses_its_options(
+    given: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "TELL_S", HANG_S)
+    address, node = free_address(), given["node"]
+    other = asyncio.create_task(asyncio.to_thread(join, 1 - node, 2, address))
+    given = {**given, "nodes": 2, "join": address}
+    with pytest.raises(ValueError, match=words.partition(": ")[2]):
+        await (follow_run(given, Interrupt()) if node else train(given, Interrupt()))
+    with pytest.raises(NodeError, match=words):
+        await other
+
+
+async def test_a_node_without_nccl_is_told_what_to_install_and_the_others_too(
+    monkeypatch: pytest.MonkeyPatch, soft_gpu: Any
+) -> None:
     monkeypatch.setattr("asynctile.nccl.nccl_exchange.open_driver", soft_gpu.open)
+    monkeypatch.setattr(meeting, "TELL_S", HANG_S)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     options = Options(nodes=2, join=free_address(), network="nccl", device="cuda:0")
+    other = asyncio.create_task(asyncio.to_thread(join, 1, 2, options.join))
     with pytest.raises(DeviceError, match=r"NCCL does not load.*'asynctile\[nccl13\]'"):
         async with team_of(options, bool, Interrupt()):
             pass
+    with pytest.raises(NodeError, match="node 0 gave up: NCCL does not load"):
+        await other

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from asynctile.errors import NodeError
 from asynctile.nodes import handshake, meeting
 from asynctile.nodes.handshake import Hello, call
-from asynctile.nodes.meeting import reach
+from asynctile.nodes.meeting import Meeting, decline, reach
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.nodes.wire import Deadline
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address, join, met
@@ -188,3 +189,29 @@ def test_a_server_of_another_kind_is_named():
 def test_nodes_that_never_come_are_named():
     with pytest.raises(NodeError, match=r"nodes 1, 2 of 3 have not joined at 127.0.0.1:\d+ within 0.1 s"):
         TcpExchange.meet(0, 3, free_address(), SECRET, {}, wait_s=0.1)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_node_that_gives_up_before_all_have_met_ends_the_wait_of_all_with_its_reason(who, monkeypatch, caplog):
+    has_joined, admit = threading.Event(), Meeting._admit
+    monkeypatch.setattr(meeting, "TELL_S", HANG_S)
+    monkeypatch.setattr(Meeting, "_admit", lambda *args: (admit(*args), has_joined.set()))
+    address = free_address()
+    with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.WARNING):
+        others = [pool.submit(join, node, 3, address) for node in range(3) if node != who]
+        assert who == 0 or has_joined.wait(HANG_S)
+        decline(Hello(node=who, nodes=3, terms={}), address, SECRET, "--lr is -1")
+        said = [str(other.exception(HANG_S)) for other in others]
+    assert all(text.endswith(f"node {who} gave up: --lr is -1") for text in said)
+    assert not caplog.records, "one line on each side"
+
+
+def test_a_node_that_gives_up_too_late_ends_no_training():
+    address = free_address()
+    with ThreadPoolExecutor(2) as pool:
+        host = pool.submit(join, 0, 2, address)
+        with join(1, 2, address) as one, host.result(HANG_S) as zero:
+            for node in range(2):
+                decline(Hello(node=node, nodes=2, terms={}), address, SECRET, "for a test")
+            told = pool.submit(zero.share, "ready", b"0")
+            assert one.share("ready", b"1") == told.result(HANG_S) == [b"0", b"1"]
