@@ -70,23 +70,27 @@ class Nodes:
         homes = self.homes(parameters)
         return (tile for tile in tiles if homes.get(tile, self.node) == self.node)
 
-    async def begin(self, what: str, inputs: Mapping[str, Any], terms: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+    async def begin(
+        self, what: str, inputs: Mapping[str, Any] | Exception, terms: Callable[[], Awaitable[Mapping[str, str]]]
+    ) -> None:
         """Agree that `what`, such as "step 3", begins. AsynctileError if another node has another batch or learning rate.
 
-        terms: returns what this node's training depends on (terms.py). When the nodes begin for the first time, they compare
-        these, and AsynctileError names the first in which two differ.
+        inputs: of this node, or the error for which it refuses its batch. Then this returns, and the other nodes raise
+        AsynctileError with its words. terms: returns what this node's training depends on (terms.py). When the nodes begin for
+        the first time, they compare these, and AsynctileError names the first in which two differ.
         """
         if self._exchange is None:
             return
         if not self._are_alike:
             await self.compare(terms)
             self._are_alike = True
-        digest = hashlib.blake2b(digest_size=16)
-        for name in sorted(inputs):
-            array = np.ascontiguousarray(inputs[name])
-            digest.update(f"{name} {array.shape}".encode())
-            digest.update(array.tobytes())
-        said = await self._share(f"begin of {what}", digest.digest())
+        word = {"refused": str(inputs)} if isinstance(inputs, Exception) else {"inputs": _digest(inputs)}
+        said = [parse_json(one) for one in await self._share(f"begin of {what}", json.dumps(word).encode())]
+        if isinstance(inputs, Exception):
+            return
+        for node, one in enumerate(said):
+            if "refused" in one:
+                raise AsynctileError(f"node {node} refused its batch for {what}: {one['refused']}")
         if (other := next((node for node, one in enumerate(said) if one != said[0]), None)) is not None:
             raise AsynctileError(f"nodes 0 and {other} have other batches or learning rates for {what}; give all nodes the "
                                  "same data and options")
@@ -195,6 +199,16 @@ class Nodes:
             with suppress(NodeError):
                 await sharing  # at once
             raise
+
+
+def _digest(inputs: Mapping[str, Any]) -> str:
+    """Return a digest of arrays with their names and shapes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(inputs):
+        array = np.ascontiguousarray(inputs[name])
+        digest.update(f"{name} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _compare(said: Sequence[bytes]) -> None:

@@ -201,10 +201,9 @@ class Trainer:
         async with self._state.changing.held():
             self._state.check_whole("step")
             await self._state.tuned()
-            rows, inputs, count = await self._cut(tokens, targets, positions)
             step = self.step_count + 1
-            inputs["hyper"] = self.optimizer.hyper(step)
-            await self._begin(f"step {step}", inputs)
+            hyper = self.optimizer.hyper(step)
+            rows, inputs, count = await self._begun(f"step {step}", tokens, targets, positions, hyper=hyper)
 
             async def run(rows: Rows, kept: int) -> StepReport:
                 program = await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
@@ -242,14 +241,13 @@ class Trainer:
         """Return the gradient of every trained tensor by name, float32; nothing is updated. positions: as for `step`.
 
         Several nodes call this together with the same batch, and each gets all gradients. An error on one ends the training on
-        all, except that others wait while a node refuses its own batch, until it calls again or closes.
+        all, except that all may call again after a node has refused its own batch.
         """
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self._state.changing.held():
                 await self._state.tuned()
-                rows, inputs, _ = await self._cut(tokens, targets, positions)
                 what = f"gradients after step {self.step_count}"
-                await self._begin(what, inputs)
+                rows, inputs, _ = await self._begun(what, tokens, targets, positions)
                 outputs = dict[str, NDArray[np.float32]]()
 
                 async def run(rows: Rows, kept: int) -> None:
@@ -360,9 +358,19 @@ class Trainer:
         trainer.data_state = training.data_state
         return trainer
 
-    async def _begin(self, what: str, inputs: dict[str, Any]) -> None:
-        """Agree with other nodes that `what` begins."""
-        await self._nodes.begin(what, inputs, partial(terms_of, self._state, self._settings))
+    async def _begun(
+        self, what: str, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None, **also: Any
+    ) -> tuple[Rows, dict[str, Any], int]:
+        """Return `_inputs` with `also`, once all nodes begin `what` with the same ones. A refusal is told to all."""
+        terms = partial(terms_of, self._state, self._settings)
+        try:
+            rows, inputs, count = await self._cut(tokens, targets, positions)
+        except (TypeError, ValueError) as error:
+            await self._nodes.begin(what, error, terms)
+            raise
+        inputs |= also
+        await self._nodes.begin(what, inputs, terms)
+        return rows, inputs, count
 
     async def _cut(
         self, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None

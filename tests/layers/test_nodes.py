@@ -391,6 +391,19 @@ async def test_nodes_with_other_batches_refuse_to_step_and_stay_as_they_were() -
     assert await on_nodes(2, work) == [1, 1]
 
 
+@pytest.mark.parametrize("call", ["step", law("gradients")])
+async def test_a_node_that_refuses_its_batch_tells_the_others_and_all_may_step_again(call: str) -> None:
+    async def work(engine: Engine, trainer: Trainer) -> float:
+        tokens, targets = BATCHES[0]
+        refuses = exchange_of(engine).node == 1
+        words = "^tokens contains" if refuses else "^node 1 refused its batch for .*step [01]: tokens contains"
+        with pytest.raises(ValueError if refuses else AsynctileError, match=words):
+            await getattr(trainer, call)(np.full_like(tokens, SHAPE.config.vocab_size) if refuses else tokens, targets)
+        return (await trainer.step(tokens, targets)).loss
+
+    assert await on_nodes(3, work) == (await yardstick()).losses[:1] * 3
+
+
 @pytest.mark.parametrize(("seed", "options", "words"), [
     (2, {}, "node 1 has weights '[0-9a-f]{16}', and node 0 has '[0-9a-f]{16}'; start all nodes with the same model"),
     law(1, {"clip_norm": 0.5}, "node 1 has clip_norm '0.5', and node 0 has 'None'"),
