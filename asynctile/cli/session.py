@@ -293,12 +293,12 @@ class Session:
         model.companions = {**model.companions, CARD: card}
 
     async def _saved(self) -> None:
-        """Wait until the newest checkpoint is complete; only then remove older ones."""
+        """Wait until the newest checkpoint is complete, and tell callbacks; only then remove older ones."""
         await self.trainer.saved()
         saving, self._saving = self._saving, None
         if saving is not None:
-            await asyncio.to_thread(self.folder.prune, self.options.keep)
             await self.callbacks.saved(*saving)
+            await asyncio.to_thread(self.folder.prune, self.options.keep)
 
 
 def last_words(folder: RunFolder, newest: Path | None) -> str:

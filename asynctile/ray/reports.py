@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ __all__ = ["Reports"]
 
 
 class Reports(Callback):
-    """Reports each checkpoint, with the metrics of its step and the newest validation loss. Waits until Ray has both.
+    """Reports each checkpoint, with the metrics of its step and the newest validation loss.
 
-    Ray keeps one report at a time and looks for it about once a second. So steps without a checkpoint are not reported.
+    Ray takes a report once all workers report, and then copies the checkpoint. Steps go on meanwhile: they notice a worker that
+    was lost, which Ray may not. Ray has a report before the next one, and before the run removes its checkpoint. Ray looks for
+    reports about once a second, so steps without a checkpoint are not reported.
     """
 
     def __init__(self) -> None:
+        self._reporting = ThreadPoolExecutor(1, "reports")
+        self._reported: Future[None] | None = None
         #: by step, since the newest checkpoint: steps go on while one is written
         self._metrics: dict[int, dict[str, Any]] = {}
         self._validated: dict[str, float] = {}
@@ -37,4 +42,16 @@ class Reports(Callback):
             return  # the best model so far, which is not a checkpoint
         metrics = {"step": step, **self._metrics.get(step, {}), **self._validated}
         self._metrics = {later: found for later, found in self._metrics.items() if later > step}
-        report(metrics, checkpoint=Checkpoint(str(path)))
+        self._wait()
+        self._reported = self._reporting.submit(report, metrics, checkpoint=Checkpoint(str(path)))
+
+    def end(self, status: str) -> None:
+        if status != "failed":  # else others may have gone, and Ray ends the report
+            self._wait()
+        self._reporting.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self) -> None:
+        """Wait until Ray has the last report."""
+        reported, self._reported = self._reported, None
+        if reported is not None:
+            reported.result()
