@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -23,7 +24,8 @@ class RayTrainer:
     in `out`. All workers must see that folder. scaling_config, run_config: of ray.train. The number of workers changes no bit
     of the result. With a range, such as num_workers=(1, 4), Ray starts as many as there is room for. When a worker is lost, it
     starts the run again from the newest checkpoint, at most `max_failures` times, on as many as are left. The run goes to
-    `out`; Ray keeps a copy of each checkpoint, and the metrics of its step, in `storage_path`.
+    `out`; Ray keeps a copy of each checkpoint, and the metrics of its step, in `storage_path`. `max_time` counts from now
+    on, over all starts.
 
     ValueError for options that do not fit together, and without the package ray.
     """
@@ -40,11 +42,12 @@ class RayTrainer:
 
 
 def new_trainer(given: Mapping[str, Any], scaling_config: Any, run_config: Any) -> Any:
-    """Return Ray's trainer for a run with typed options. ValueError as for RayTrainer."""
+    """Return Ray's trainer for a run with typed options. `max_time` counts from now on. ValueError as for RayTrainer."""
     trainer = require(_TRAINER).DataParallelTrainer
     scaling = require("ray.train").ScalingConfig() if scaling_config is None else scaling_config
     options = checked(given, most_workers(scaling.num_workers))
-    config = {"given": options, "folder": os.getcwd()}
+    limit_s = options.get("max_time")
+    config = {"given": options, "folder": os.getcwd(), "end_s": None if limit_s is None else time.time() + limit_s}
     return trainer(work, train_loop_config=config, scaling_config=scaling, run_config=run_config)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +30,10 @@ _REPORTS = "asynctile.ray.reports:Reports"
 
 
 def work(config: Mapping[str, Any]) -> None:
-    """Take part in the run as this worker. config: `given`, the options, and `folder`, where relative paths begin."""
+    """Take part in the run as this worker.
+
+    config: `given`, the options; `folder`, where relative paths begin; `end_s`, the time at which `max_time` is over, or None.
+    """
     from ray.train import get_context
 
     context = get_context()
@@ -39,6 +43,8 @@ def work(config: Mapping[str, Any]) -> None:
     given = {**config["given"], **(_meeting(node, nodes) if nodes > 1 else {})}
     if nodes == 1:
         given.pop("network", None)  # an option of several nodes, of which this start has one
+    if config["end_s"] is not None:  # may be the run's second start
+        given["max_time"] = max(0.0, config["end_s"] - time.time())
     status = asyncio.run(_follow(given) if node else _lead(given))
     if status:
         raise AsynctileError(f"node {node} stopped before the end of the run, with status {status}")
