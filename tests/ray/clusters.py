@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
 from asynctile.cli import main
 from asynctile.ray import RayTrainer
 from tests.cli.test_nodes import digests
+from tests.ray.witness import notes, witnessed
 from tests.settle import HANG_S
 
 STEPS = 6
-#: Seconds of a slow step.
-SLOW_S = 0.5
-#: What a run can lose.
-LOSSES = ("worker", "machine")
+#: What a run can lose, and the words of the workers that are left.
+LOSSES = {
+    "killed worker": r"node \d+ .* was lost: ", "killed machine": r"node \d+ .* was lost: ",
+    "stopped worker": r"node \d+ .* has been silent for 30 s",
+}  # fmt: skip
+#: The option that makes the steps of a run slow.
+SLOW = {"callback": ["tests.ray.witness:Slow"]}
+#: Ray's own settings. Seconds without room for a new start until Ray looks again at how much room there is: it may count a
+#: lost machine for 20 s. Its default is 60 s.
+SETTINGS = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5"}
 RUN = {
     "device": "cpu", "replicas": 4, "batch_size": 4, "seq_len": 16, "validate_every": 2, "validation_tokens": 64,
     "save_every": 2, "schedule": "constant", "warmup": 1, "host_memory": "64MiB", "steps": STEPS,
 }  # fmt: skip
+#: Options of each machine: it needs no more memory.
+_SMALL = {"object_store_memory": 80 << 20}
 
 
 def prepare(folder: Path) -> dict[str, Any]:
@@ -53,41 +64,74 @@ def fit(folder: Path, workers: int | tuple[int, int], **more: Any) -> Any:
     """Do the run on the cluster that is connected; return Ray's result. more: further options."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-    trainer = RayTrainer(
-        {**prepare(folder), **more}, scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(name="run", storage_path=str(folder / "ray"), failure_config=FailureConfig(max_failures=3)))
-    return trainer.fit()
+    settings = RunConfig(name="run", storage_path=str(folder / "ray"), failure_config=FailureConfig(max_failures=3))
+    with mock.patch("asynctile.ray.trainer.work", witnessed), mock.patch.dict(os.environ, SETTINGS):
+        options = {**prepare(folder), **more}
+        return RayTrainer(options, scaling_config=ScalingConfig(num_workers=workers), run_config=settings).fit()
 
 
 @contextmanager
-def cluster() -> Iterator[Any]:
-    """Give a cluster of a head, where no worker has room, and of two machines with two workers each. No worker outlives it."""
+def cluster(workers_each: int) -> Iterator[Any]:
+    """Give a cluster of a head, where no worker has room, and of two machines with room for so many workers each.
+
+    No worker outlives it.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
-    small = {"object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_SMALL})
     try:
-        made.machines = [made.add_node(num_cpus=2, **small) for _ in range(2)]
+        for _ in range(2):
+            add_machine(made, workers_each)
         ray.init(address=made.address)
         yield made
     finally:
         ray.shutdown()
         made.shutdown()
-    assert not list(workers())
+    until_none_is_left()
 
 
-def fit_with_a_loss(made: Any, folder: Path, lost: str, step: int, after_s: float) -> Any:
-    """Do the run, which loses a worker or a machine so long after a step; return Ray's result. lost: one of LOSSES."""
-    with chdir(folder), ThreadPoolExecutor(1) as pool:  # the callback is imported from there
-        fitting = pool.submit(fit, folder, (1, 4), **make_slow(folder))
+def add_machine(made: Any, workers_each: int) -> None:
+    """Add a machine with room for so many workers to a cluster."""
+    made.add_node(num_cpus=workers_each, **_SMALL)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a run got over a loss.
+
+    result: of Ray. noticed_s: seconds from the loss until a worker that was left had ended, with an error that names the loss;
+    None if none did. words: of that error. went_on_s: seconds from the loss until the run went on.
+    """
+
+    result: Any
+    noticed_s: float | None
+    words: str
+    went_on_s: float
+
+
+def fit_with_a_loss(
+    made: Any, folder: Path, count: int | tuple[int, int], lost: str, *, which: int, step: int, after_s: float
+) -> Recovery:
+    """Do the run on `count` workers, which has a loss so long after a step.
+
+    lost: one of LOSSES. which: of the workers, by age, or of the machines.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        fitting = pool.submit(fit, folder, count, **SLOW)
         until_step(folder, step)
         time.sleep(after_s)
-        if lost == "worker":
-            kill(max(workers(), key=lambda process: process.pid))
+        at = time.time()
+        if lost == "killed machine":
+            made.remove_node(list(made.worker_nodes)[which], allow_graceful=False)
         else:
-            made.remove_node(made.machines[1], allow_graceful=False)
-        return fitting.result(10 * HANG_S)
+            worker = sorted(workers(), key=lambda process: process.pid)[which]
+            worker.kill() if lost == "killed worker" else worker.suspend()
+        result = fitting.result(10 * HANG_S)
+    noted = [note for note in notes(folder / "run") if note["at"] > at]
+    ended = next((note for note in noted if re.search(LOSSES[lost], note.get("ended", ""))), {"at": None, "ended": ""})
+    (went_on,) = (note for note in noted if "began" in note)
+    return Recovery(result, ended["at"] and ended["at"] - at, ended["ended"], went_on["at"] - at)
 
 
 def workers() -> Iterator[psutil.Process]:
@@ -97,6 +141,14 @@ def workers() -> Iterator[psutil.Process]:
             yield process
 
 
+def until_none_is_left() -> None:
+    """Wait until no worker of Ray Train is left."""
+    end = time.monotonic() + HANG_S
+    while left := list(workers()):
+        assert time.monotonic() < end, f"{left} are left"
+        time.sleep(0.1)
+
+
 def until_step(folder: Path, step: int) -> None:
     """Wait until the run has done this step."""
     end = time.monotonic() + HANG_S
@@ -104,15 +156,3 @@ def until_step(folder: Path, step: int) -> None:
     while not (metrics.exists() and f'"step": {step}' in metrics.read_text()):
         assert time.monotonic() < end, f"no step {step} in {metrics}"
         time.sleep(0.02)
-
-
-def kill(process: psutil.Process) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-
-
-def make_slow(folder: Path) -> dict[str, Any]:
-    """Write a callback that makes each step take SLOW_S, so that a kill comes in the middle; return its option."""
-    (folder / "slow.py").write_text(
-        "import time\n\nfrom asynctile.callbacks import Callback\n\n\nclass Slow(Callback):\n"
-        f"    def step(self, report):\n        time.sleep({SLOW_S})\n")
-    return {"callback": ["slow:Slow"]}
