@@ -11,9 +11,12 @@ no other tile takes while another node is late.
 from __future__ import annotations
 
 import os
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
@@ -26,8 +29,9 @@ from asynctile.nccl.nccl_line import LAST_S, Admission, NcclLine
 from asynctile.nodes.boxes import Track
 from asynctile.nodes.handshake import Hello
 from asynctile.nodes.meeting import AGAIN_S, apart, decline, meet
+from asynctile.nodes.peer import FAREWELL_S
 from asynctile.nodes.tcp_exchange import NCCL, NETWORK, PATIENCE_S, WAIT_S, TcpExchange
-from asynctile.nodes.wire import Deadline, reason
+from asynctile.nodes.wire import Deadline, Message, Said, read_message, reason, send_message
 from asynctile.threads import start
 
 
@@ -68,20 +72,22 @@ class NcclExchange(TcpExchange):
         try:
             # The least pair that is not connected has both its nodes at it, so no node waits in a circle.
             pairs = sorted(others, key=lambda other: (min(node, other), max(node, other)))
-            _connect([line for other in pairs for line in lines[other]], wait_s, check)
+            _connect([line for other in pairs for line in lines[other]], controls, wait_s, check)
         except BaseException:
             listener.close()
-            for control in controls.values():
-                control.close()
             raise
         return cls(node, controls, lines, listener, patience_s)
 
 
-def _connect(lines: Sequence[NcclLine], wait_s: float, check: Callable[[], object]) -> None:
+def _connect(
+    lines: Sequence[NcclLine], controls: Mapping[int, socket.socket], wait_s: float, check: Callable[[], object]
+) -> None:  # fmt: skip
     """Connect lines one after the other. NodeError for the first that fails, or if that takes longer than `wait_s`.
 
-    Closes all of them after any error. NCCL may wait for ever for a node that is gone. So a thread connects. It is left behind
-    then, and closes the lines if NCCL ever lets it go.
+    controls: the control connection to each other node, over which NodeError comes if that node gives up or is lost.
+
+    Closes all connections after any error. NCCL may wait for ever for a node that is gone. So a thread connects. It is left
+    behind then, and closes the lines if NCCL ever lets it go.
     """
     connected, failed, end = list[NcclLine](), list[Exception](), time.monotonic() + wait_s
     is_given_up = threading.Event()
@@ -102,22 +108,51 @@ def _connect(lines: Sequence[NcclLine], wait_s: float, check: Callable[[], objec
         while thread.is_alive():
             thread.join(AGAIN_S)
             check()
+            if _gone(controls, 0) is not None:
+                thread.join(FAREWELL_S)  # an error of this node's own says more
+                break
             if time.monotonic() >= end and thread.is_alive():
                 late = lines[min(len(connected), len(lines) - 1)]
                 raise NodeError(f"NCCL has not connected {late.name} within {wait_s:g} s; {_REMEDY}")
+        is_cut = failed and isinstance(failed[0], ConnectionAbortedError | ConnectionResetError | BrokenPipeError)
+        if (thread.is_alive() or is_cut) and (node := _gone(controls, FAREWELL_S)) is not None:
+            raise NodeError(f"node {node} {_last_words(controls[node])}")
         if failed and isinstance(failed[0], BudgetError | DeviceError):
             raise failed[0]
         if failed:
             words = reason(failed[0]) if isinstance(failed[0], OSError) else failed[0]
             raise NodeError(f"NCCL does not connect {lines[len(connected)].name}: {words}; {_REMEDY}") from failed[0]
-    except BaseException:
+    except BaseException as error:
         is_given_up.set()
+        for control in controls.values():
+            with suppress(OSError):
+                send_message(control, Message(Said.ABORT, "", str(error).encode()))
+            control.close()
         for line in lines:
             line.shut()
         thread.join(LAST_S)
         if not thread.is_alive():
             _close(lines)
         raise
+
+
+def _gone(controls: Mapping[int, socket.socket], patience_s: float) -> int | None:
+    """Return a node that has closed its control connection, or closes it within this time; None if all are there."""
+    poller = select.poll()
+    for control in controls.values():
+        poller.register(control, select.POLLRDHUP)  # not for bytes: a node that has connected before this one sends beats
+    closed = {descriptor for descriptor, _ in poller.poll(1000 * patience_s)}
+    return next((node for node, control in controls.items() if control.fileno() in closed), None)
+
+
+def _last_words(control: socket.socket) -> str:
+    """Return what became of a node that has closed its control connection."""
+    try:
+        while (message := read_message(control)).kind is not Said.ABORT:
+            pass
+    except OSError as error:
+        return f"was lost: {reason(error)}"
+    return f"gave up: {message.body.decode(errors='replace')}"
 
 
 def _close(lines: Sequence[NcclLine]) -> None:

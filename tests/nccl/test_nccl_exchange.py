@@ -14,9 +14,12 @@ import pytest
 from asynctile.errors import DeviceError, NodeError
 from asynctile.nccl import NcclExchange
 from asynctile.nccl.library import load
-from asynctile.nccl.nccl_line import AT_ONCE
+from asynctile.nccl.nccl_line import AT_ONCE, NcclLine
 from asynctile.nodes import boxes, peer, tcp_exchange
 from asynctile.nodes.boxes import Track
+from asynctile.nodes.handshake import Hello
+from asynctile.nodes.meeting import meet
+from asynctile.nodes.wire import Deadline, Message, Said, send_message
 from tests.cuda.nccl import NcclError
 from tests.nccl.meetings import join, locked, met
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address
@@ -154,27 +157,67 @@ def test_a_refusal_of_nccl_ends_the_meeting_on_both_sides(soft_nccl):
             assert "NCCL_DEBUG=WARN shows why" in said
 
 
-def test_a_node_that_never_connects_nccl_ends_the_meeting_in_time(soft_nccl, soft_gpu, monkeypatch):
-    address, gate, hanging = free_address(), threading.Event(), []
+@pytest.fixture
+def held_up(soft_nccl, monkeypatch):
+    """Let NCCL connect nobody until the test is over or sets the event. Gives that event, and the calls that hang."""
+    gate, hanging = threading.Event(), []
 
     def hang(*args: Any) -> None:
         hanging.append(args)
         gate.wait()
         raise NcclError("NCCL_ERROR_REMOTE_ERROR")
 
+    monkeypatch.setattr(soft_nccl, "NcclCommunicator", hang)
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.LAST_S", 0.01)
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.FAREWELL_S", 0.01)
+    yield gate, hanging
+    gate.set()
+    comes(lambda: not [thread for thread in threading.enumerate() if thread.name == "asynctile-nccl-connect"])
+
+
+def test_a_node_that_never_connects_nccl_ends_the_meeting_in_time(held_up, soft_gpu, monkeypatch):
+    address, (gate, hanging) = free_address(), held_up
+
     class Clock:
         def monotonic(self) -> float:
             return time.monotonic() + (HANG_S if len(hanging) == 2 else 0)
 
-    monkeypatch.setattr(soft_nccl, "NcclCommunicator", hang)
     monkeypatch.setattr("asynctile.nccl.nccl_exchange.time", Clock())
-    monkeypatch.setattr("asynctile.nccl.nccl_exchange.LAST_S", 0.01)
     with ThreadPoolExecutor(2) as pool:
         meetings = [pool.submit(join, node, 2, address) for node in range(2)]
         assert all("within 200 s; NCCL_DEBUG=WARN" in str(meeting.exception(HANG_S)) for meeting in meetings)
         gate.set()
     comes(lambda: not [thread for thread in threading.enumerate() if thread.name == "asynctile-nccl-connect"])
     assert all(not driver.streams and not driver.events and not driver.pinned for driver in soft_gpu.opened)
+
+
+def test_a_node_that_is_killed_while_nccl_connects_is_noticed_at_once(held_up, soft_nccl):
+    address = free_address()
+    hello = Hello(node=1, nodes=2, terms={**TERMS, "network": "nccl", "NCCL": str(soft_nccl.get_version())})
+    with ThreadPoolExecutor(1) as pool:
+        hosting = pool.submit(join, 0, 2, address)
+        connections, listener = meet(hello, address, SECRET, 4, HANG_S, bool)
+        listener.close()
+        send_message(connections[0, 0], Message(Said.BEAT, "", b"1"))
+        for connection in connections.values():
+            connection.close()
+        assert str(hosting.exception(HANG_S)) == "node 1 was lost: it closed the connection"
+
+
+def test_a_node_that_fails_while_nccl_connects_tells_the_others_why(held_up, monkeypatch):
+    connect = NcclLine.connect
+
+    def refused(line: NcclLine, deadline: Deadline) -> None:
+        if line.name.endswith("nodes 1 and 0"):
+            raise DeviceError("the GPU has no memory")
+        connect(line, deadline)
+
+    monkeypatch.setattr(NcclLine, "connect", refused)
+    address = free_address()
+    with ThreadPoolExecutor(2) as pool:
+        zero, one = [pool.submit(join, node, 2, address) for node in range(2)]
+        assert str(one.exception(HANG_S)) == "the GPU has no memory"
+        assert str(zero.exception(HANG_S)) == "node 1 gave up: the GPU has no memory"
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated*2"])
