@@ -6,6 +6,7 @@ The control connection has a thread that reads. A line has one for each directio
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -18,11 +19,13 @@ from asynctile.nodes.precedence import Precedence
 from asynctile.nodes.wire import Message, Said, at, keep_alive, read_message, reason, send_message
 from asynctile.threads import start
 
+logger = logging.getLogger(__name__)
+
 #: The topic of an abort that passes on what another node has said or done.
 RELAYED = "relayed"
 #: Seconds that a lost line waits for a message that says why, and that a farewell may take.
 FAREWELL_S = 2.0
-#: Seconds after which `close` leaves a thread of a line behind.
+#: Seconds after which `close` leaves a thread behind, with its line.
 LAST_S = 30.0
 
 
@@ -51,12 +54,13 @@ class Peer:
         control.settimeout(patience_s)
         keep_alive(control)
         self._listener = self._thread("listen", self._listen)
-        self._carriers = [self._thread("send", self._send, line) for line in lines if line.sends]
-        self._carriers += [self._thread("receive", self._receive, line) for line in lines if line.receives]
+        #: each thread with its line
+        self._carriers = [(self._thread("send", self._send, line), line) for line in lines if line.sends]
+        self._carriers += [(self._thread("receive", self._receive, line), line) for line in lines if line.receives]
 
     def start(self) -> None:
         """Start the threads. DeviceError if the system refuses one."""
-        start(self._listener, *self._carriers)
+        start(self._listener, *(thread for thread, _ in self._carriers))
 
     def say(self, message: Message) -> None:
         """Send a message. A node that cannot be reached is lost."""
@@ -88,16 +92,22 @@ class Peer:
             line.shut()
 
     def close(self) -> None:
-        """End the threads and close the connections, after `fail`."""
+        """End the threads and close the connections, after `fail`. A line is left open while a thread is inside it."""
         _join(self._listener, FAREWELL_S)
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         _join(self._listener, None)
-        for thread in self._carriers:
+        busy = list[Line]()
+        for thread, line in self._carriers:
             _join(thread, LAST_S)
+            if thread.is_alive():
+                logger.warning("the thread %s does not end within %g s: it is left behind, with its line to %s", thread.name,
+                               LAST_S, self.name)
+                busy.append(line)
         self._control.close()
         for line in self._lines:
-            line.close()
+            if line not in busy:
+                line.close()
 
     def _thread(self, work: str, target: Callable[..., None], *args: Line) -> threading.Thread:
         return threading.Thread(target=target, args=args, name=f"asynctile-node-{self.node}-{work}", daemon=True)

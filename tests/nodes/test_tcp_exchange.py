@@ -1,5 +1,6 @@
 """The exchange of tiles between nodes: bytes, order, agreements, and every way in which it ends."""
 
+import logging
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 from asynctile.errors import NodeError
 from asynctile.nodes import boxes, meeting, peer, tcp_exchange
 from asynctile.nodes.boxes import Track
+from asynctile.nodes.line import SocketLine
 from asynctile.nodes.wire import MESSAGE_NBYTES, Said
 from tests.laws import law
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address, join, met
@@ -277,6 +279,34 @@ def test_a_cut_connection_of_tiles_ends_the_exchange(monkeypatch):
         made[1].shutdown(socket.SHUT_RDWR)  # the first is the control connection
         assert "was lost: it closed the connection" in str(outcome(waiting))
         ended(*exchanges)
+
+
+def test_a_line_is_closed_only_once_its_threads_have_left_and_else_named(monkeypatch, caplog):
+    gate, held, closed, close = threading.Event(), [], [], SocketLine.close
+
+    def held_up(line, view):
+        held.append(line)
+        gate.wait()
+        raise ConnectionAbortedError
+
+    monkeypatch.setattr(SocketLine, "receive", held_up)
+    monkeypatch.setattr(SocketLine, "close", lambda line: (closed.append(line), close(line)))
+    with met(2, channels=1) as (zero, one):
+        monkeypatch.setattr(peer, "LAST_S", 0.05)
+        zero.begin({1: 1}, {})
+        one.begin({}, {0: 1})
+        moved = [under_way(zero.send, 1, 0, np.ones(1)), under_way(one.receive, 0, 0, np.ones(1))]
+        comes(lambda: held)
+        one.abort("for a test")
+        comes(lambda: len([thread for thread in threading.enumerate() if thread.name.startswith("asynctile-node-0")]) == 1)
+        with caplog.at_level(logging.WARNING):
+            one.close()
+        assert len(closed) == 1 and held[0] not in closed
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert "asynctile-node-0-receive does not end" in line and "left behind, with its line to node 0 (127.0.0.1:" in line
+        monkeypatch.setattr(peer, "LAST_S", HANG_S)
+        gate.set()
+    assert held[0] in closed and all(future.done() for future in moved)
 
 
 def test_no_thread_outlives_an_exchange():
