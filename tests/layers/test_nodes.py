@@ -26,7 +26,7 @@ from asynctile.schedule.rates import CORES
 from asynctile.share import runtime_of
 from asynctile.storage.tile import Tile
 from tests.laws import covering, law
-from tests.layers.disturbances import Broken, Once, broken
+from tests.layers.disturbances import Once, broken
 from tests.layers.test_replicas_trained import BATCHES, REPLICAS, SHAPE, STATES, by_coroutines, yardstick
 from tests.layers.training import OPTIMIZER, assert_same_tensors, floor_of, lively
 from tests.nodes.meetings import met
@@ -215,70 +215,6 @@ async def test_a_save_that_fails_on_node_0_fails_on_all(tmp_path: Path) -> None:
         return "refused"
 
     assert await on_nodes(2, work) == ["refused"] * 2
-
-
-@pytest.mark.parametrize(("nodes", "device", "share"), [
-    (2, "emulated", 0.3), law(2, "emulated*2", None), law(3, "cpu", None), law(4, "emulated", None), law(1, "cpu", None),
-])  # fmt: skip
-async def test_every_node_gets_all_gradients_with_the_bits_of_one(nodes: int, device: str, share: float | None) -> None:
-    async def work(engine: Engine, trainer: Trainer) -> tuple[Any, Found]:
-        return await trainer.gradients(*BATCHES[0]), await trained(engine, trainer)
-
-    async with Engine("cpu") as engine:
-        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, replicas=REPLICAS)
-        alone = await trainer.gradients(*BATCHES[0])
-    expected, caps = await yardstick(), {} if share is None else {"device_memory": int(share * STATES)}
-    for gradients, found in await on_nodes(nodes, work, device, caps):
-        assert_same_tensors(gradients, alone)
-        assert found.losses == expected.losses
-        assert_same_tensors(found.weights, expected.weights)
-
-
-async def test_gradients_of_other_batches_are_refused_and_those_of_one_batch_follow() -> None:
-    async def work(engine: Engine, trainer: Trainer) -> float:
-        with pytest.raises(AsynctileError, match="other batches or learning rates for gradients after step 0; give all nodes"):
-            await trainer.gradients(*BATCHES[exchange_of(engine).node])
-        return float(sum(gradient.sum() for gradient in (await trainer.gradients(*BATCHES[0])).values()))
-
-    zero, one = await on_nodes(2, work)
-    assert zero == one != 0
-
-
-@pytest.mark.parametrize(("kind", "words"), [(TornModelError, "the test wants it"), law(Broken, "the kernel broke")])
-async def test_gradients_that_fail_on_one_node_fail_on_all(kind: type[Exception], words: str) -> None:
-    async def work(engine: Engine, trainer: Trainer) -> str:
-        own = exchange_of(engine).node == 1
-        if own and kind is Broken:
-            Once(engine, "gelu", 1, broken)
-        elif own:
-            model_state_of(trainer.model).tear(words)
-        with pytest.raises(kind if own else AsynctileError, match=words):
-            await trainer.gradients(*BATCHES[0])
-        return "ended"
-
-    assert await on_nodes(2, work) == ["ended"] * 2
-
-
-async def test_gradients_without_room_for_results_on_one_node_fail_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(engine: Engine, trainer: Trainer) -> str:
-        exchange, parameters = exchange_of(engine), model_state_of(trainer.model).parameters
-        own, share = exchange.node == 1, exchange.share
-
-        def none_left() -> list[Any]:
-            raise MemoryError("none is left")
-
-        def shared(topic: str, body: bytes) -> list[bytes]:
-            said = share(topic, body)
-            if own and topic.startswith("begin of gradients"):
-                monkeypatch.setattr(parameters, "trained", none_left)
-            return said
-
-        monkeypatch.setattr(exchange, "share", shared)
-        with pytest.raises(MemoryError if own else AsynctileError, match="none is left"):
-            await trainer.gradients(*BATCHES[0])
-        return "ended"
-
-    assert await on_nodes(2, work) == ["ended"] * 2
 
 
 @pytest.mark.parametrize(("nodes", "device", "updates", "share", "clip_norm", "prepare"), [

@@ -14,7 +14,7 @@ import pytest
 from asynctile.errors import DeviceError, NodeError
 from asynctile.nccl import NcclExchange
 from asynctile.nccl.library import load
-from asynctile.nccl.nccl_line import AT_ONCE, NcclLine
+from asynctile.nccl.nccl_line import AT_ONCE, Admission, NcclLine
 from asynctile.nodes import boxes, peer, tcp_exchange
 from asynctile.nodes.boxes import Track
 from asynctile.nodes.handshake import Hello
@@ -103,6 +103,45 @@ def test_an_abort_ends_kernels_that_wait_for_ever_on_both_nodes(soft_nccl, kind)
         zero.abort("the disk is full")
         assert all("gave up: the disk is full" in str(outcome(future)) for future in futures)
         ended(one)
+
+
+def test_no_kernel_begins_on_a_line_that_was_shut_while_it_waited_for_its_turn(soft_nccl, monkeypatch):
+    monkeypatch.setattr("asynctile.nccl.nccl_line.CALL_S", HANG_S)  # the line keeps its communicator until the thread leaves
+    turns, at_lock, gate = [None] * 2, threading.Event(), threading.Event()
+
+    class Gated:
+        """A lock before which the second thread waits once `turns` is empty: the receiver begins, and then the sender."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            turns.append(None)
+            if len(turns) == 2:
+                at_lock.set()
+                assert gate.wait(HANG_S)
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    class Gate(Admission):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calling = Gated()
+
+    monkeypatch.setattr("asynctile.nccl.nccl_exchange.Admission", Gate)
+    with met(2) as (zero, one):
+        turns.clear()
+        launched = soft_nccl.launched.total()
+        zero.begin({1: 1}, {})
+        one.begin({}, {0: 1})
+        moved = [under_way(one.receive, 0, 0, np.zeros(8)), under_way(zero.send, 1, 0, np.ones(8))]
+        assert at_lock.wait(HANG_S)
+        zero.abort("for a test")
+        gate.set()
+        assert all("gave up: for a test" in str(outcome(future)) for future in moved)
+        assert soft_nccl.launched.total() == launched + 1
 
 
 def test_a_failure_behind_the_kernels_is_noticed_with_the_next_beat(soft_nccl, monkeypatch):
