@@ -1,7 +1,8 @@
 """The placement of a trainer's updates on its model's engine: the weight tiles that are updated on the host, of all nodes.
 
 update_placement.py and node_updates.py find the best one. This module supplies the caps and the rates, agrees with other nodes,
-and remembers choices.
+and remembers choices. The devices of a node count as one with their caps together, so the copies that each has of a weight
+count once, and "auto" may find room for moments where there is little.
 """
 
 from __future__ import annotations
