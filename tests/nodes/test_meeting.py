@@ -11,7 +11,8 @@ import pytest
 from asynctile.errors import NodeError
 from asynctile.nodes import handshake, meeting
 from asynctile.nodes.handshake import Hello, call
-from asynctile.nodes.meeting import Meeting, decline, reach
+from asynctile.nodes.listener import Listener
+from asynctile.nodes.meeting import decline, reach
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.nodes.wire import Deadline
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address, join, met
@@ -193,9 +194,13 @@ def test_nodes_that_never_come_are_named():
 
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_node_that_gives_up_before_all_have_met_ends_the_wait_of_all_with_its_reason(who, monkeypatch, caplog):
-    has_joined, admit = threading.Event(), Meeting._admit
+    has_joined, serve = threading.Event(), Listener.serve
+
+    def noting(listener, secret, welcome, admit):
+        serve(listener, secret, welcome, lambda *args: (admit(*args), has_joined.set()))
+
     monkeypatch.setattr(meeting, "TELL_S", HANG_S)
-    monkeypatch.setattr(Meeting, "_admit", lambda *args: (admit(*args), has_joined.set()))
+    monkeypatch.setattr(Listener, "serve", noting)
     address = free_address()
     with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.WARNING):
         others = [pool.submit(join, node, 3, address) for node in range(3) if node != who]
