@@ -1,9 +1,9 @@
 """The process of scenario `nodes`: a training of two nodes is disturbed while steps go on.
 
-A mishap (mishap.py) happens to one of them or to the line between them. The nodes that are left must end in bounded time, with
-one line that names the cause, or with a checkpoint if a node was asked to stop. Then nobody may listen any more. Resumed on one
-to four nodes, the training must have the bytes of one that nobody disturbed. Covers the trainings and when mishaps happen.
-command.py is the training, relay.py the line, answers.py the answer.
+A mishap (mishap.py) happens to one of them, to the line between them or to their disk. The nodes that are left must end in
+bounded time, with one line that names the cause, or with a checkpoint if a node was asked to stop. Then nobody may listen any
+more. Resumed on one to four nodes, the training must have the bytes of one that nobody disturbed. Covers the trainings and when
+mishaps happen. command.py is the training, relay.py the line, disk.py the disk, answers.py the answer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from asynctile.cli import main
 from asynctile.cli.stress.answers import Answer, answer_seeds
 from asynctile.cli.stress.command import TrainCommand
+from asynctile.cli.stress.disk import SmallDisk
 from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.mishap import MISHAPS, Mishap, NodeEnd, wrong_with
 from asynctile.cli.stress.relay import relay
@@ -86,7 +87,11 @@ class Breaker:
 
     def __init__(self, folder: Path) -> None:
         os.environ[VARIABLE] = "known to all nodes of stress"
-        self._command = TrainCommand(folder)
+        try:
+            self._disk: SmallDisk | None = SmallDisk(folder / "disk")
+        except OSError:
+            self._disk = None  # where nobody may mount one, no disk is full
+        self._command = TrainCommand(folder, None if self._disk is None else self._disk.folder)
         began_s = time.monotonic()
         self._whole = self._resumed(2)
         self._took_s = time.monotonic() - began_s
@@ -94,7 +99,8 @@ class Breaker:
     def play(self, seed: int) -> Answer:
         """Play one round. If its mishap comes too late to matter, play it again with an earlier one, at most a few times."""
         chance = random.Random(f"nodes {seed}")
-        (name,), who = chance.choices(list(MISHAPS), [one.often for one in MISHAPS.values()]), chance.randrange(2)
+        mishaps = {name: one.often for name, one in MISHAPS.items() if self._disk is not None or not one.on_disk}
+        (name,), who = chance.choices(list(mishaps), list(mishaps.values())), chance.randrange(2)
         wrong, noticed_s, late = self._whole, None, 0
         while wrong is None and noticed_s is None and late < _TRIES:
             after_s, count = chance.uniform(0, self._took_s / (2 << late)), chance.randrange(1, _MOST + 1)
@@ -106,7 +112,7 @@ class Breaker:
             wrong = wrong or ("failed", f"{late} times, the last time {after_s:.2f} s after the first step, it came when the "
                                         "training had ended, or no node noticed it")
         if wrong is not None:
-            whom = "the line" if MISHAPS[name].on_line else f"node {who}"
+            whom = "the line" if MISHAPS[name].on_line else "the disk" if MISHAPS[name].on_disk else f"node {who}"
             wrong = wrong[0], f"{whom} was {name}: {wrong[1]}".replace(f"{self._command.folder}/", "")
         noticed = {} if noticed_s is None else {name: noticed_s}
         return Answer(counts={"nodes": dict.fromkeys(noticed, 1), "too_late": late}, most={"noticed_s": noticed}, failure=wrong)
@@ -122,13 +128,15 @@ class Breaker:
         _comes(lambda: (metrics.exists() and metrics.stat().st_size > 0) or any(node.has_ended for node in nodes), _WHOLE_S)
         is_late = _comes(lambda: any(node.has_ended for node in nodes), after_s)
         if not is_late:
-            mishap.happens(victim.process)
+            mishap.happens(self._disk if mishap.on_disk else victim.process)
         began_s, within_s = time.monotonic(), _WHOLE_S if is_late else mishap.within_s
         left = [node for node in nodes if is_late or node is not victim or not mishap.is_fatal]
         in_time = _comes(lambda: all(node.has_ended for node in left), within_s)
         took_s = time.monotonic() - began_s
         for one in forked:  # a stopped node, and a line that nobody cut, would stay
             one.end()
+        if self._disk is not None:
+            self._disk.empty()
         if not in_time:
             said = " and ".join(node.last_line for node in nodes)
             return ("hung", f"not all nodes ended within {within_s:g} s; they said {said!r}"), None

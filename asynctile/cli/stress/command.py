@@ -29,10 +29,10 @@ _MOST_S = 90.0
 
 
 class TrainCommand:
-    """A training in `folder`. took_s, outcome: of one that nobody disturbs."""
+    """A training in `folder`. disk: where its run is, if not there. took_s, outcome: of one that nobody disturbs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.run = folder, folder / "run"
+    def __init__(self, folder: Path, disk: Path | None = None) -> None:
+        self.folder, self.run = folder, (disk or folder) / "run"
         self._bench = Bench(folder / "home", most_s=_MOST_S)
         text, shape = folder / "text.txt", folder / "shape.json"
         text.write_text("".join(f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(400)))

@@ -19,7 +19,7 @@ from asynctile.cli.stress.mishap import MISHAPS, Mishap, NodeEnd, wrong_with
 from asynctile.cli.stress.tally import Tally
 
 LOST_0, LOST_1 = (f"asynctile train: node {node} (127.0.0.1:999) was lost" for node in range(2))
-FULL = f"asynctile train: x: {os.strerror(errno.EFBIG)}"
+FULL, LIMITED = (f"asynctile train: x: {os.strerror(code)}" for code in (errno.ENOSPC, errno.EFBIG))
 
 
 @pytest.mark.parametrize("name", MISHAPS)
@@ -32,7 +32,8 @@ def test_nodes_that_had_finished_before_a_mishap_are_right_and_show_nothing(name
     ("killed", [NodeEnd(1, 2, LOST_0)]), ("stopped", [NodeEnd(0, 2, LOST_1)]),
     ("cut", [NodeEnd(0, 2, LOST_1), NodeEnd(1, 2, LOST_0)]), ("cut", [NodeEnd(0, 0, "100 steps"), NodeEnd(1, 2, LOST_0)]),
     ("silenced", [NodeEnd(0, 2, LOST_1), NodeEnd(1, 2, LOST_0)]), ("asked", [NodeEnd(0, 130, "saved"), NodeEnd(1, 130, "")]),
-    ("out of disk", [NodeEnd(0, 2, FULL), NodeEnd(1, 2, f"{LOST_0}: {FULL}")]),
+    ("full", [NodeEnd(0, 2, FULL), NodeEnd(1, 2, f"{LOST_0}: {FULL}")]),
+    ("limited", [NodeEnd(0, 2, LIMITED), NodeEnd(1, 2, f"{LOST_0}: {LIMITED}")]),
 ])  # fmt: skip
 def test_nodes_that_name_what_happened_have_noticed_it(name: str, ends: list[NodeEnd]) -> None:
     assert wrong_with(ends, MISHAPS[name]) is None and MISHAPS[name].was_noticed(ends)
@@ -40,8 +41,9 @@ def test_nodes_that_name_what_happened_have_noticed_it(name: str, ends: list[Nod
 
 @pytest.mark.parametrize(("name", "end"), [
     ("killed", NodeEnd(1, 2, LOST_1)), ("killed", NodeEnd(1, 2, "")), ("killed", NodeEnd(1, 1, LOST_0)),
-    ("cut", NodeEnd(0, -9, LOST_1)), ("silenced", NodeEnd(0, 130, LOST_1)), ("out of disk", NodeEnd(0, 2, LOST_1)),
-    ("asked", NodeEnd(0, 2, LOST_1)), (None, NodeEnd(0, 2, LOST_1)), (None, NodeEnd(0, 130, "saved")),
+    ("cut", NodeEnd(0, -9, LOST_1)), ("silenced", NodeEnd(0, 130, LOST_1)), ("limited", NodeEnd(0, 2, LOST_1)),
+    ("full", NodeEnd(0, 2, LIMITED)), ("full", NodeEnd(0, 2, os.strerror(errno.ENOSPC))), ("asked", NodeEnd(0, 2, LOST_1)),
+    (None, NodeEnd(0, 2, LOST_1)), (None, NodeEnd(0, 130, "saved")),
 ])  # fmt: skip
 def test_a_node_that_ends_otherwise_is_found(name: str | None, end: NodeEnd) -> None:
     wrong = wrong_with([NodeEnd(1 - end.number, 0, ""), end], None if name is None else MISHAPS[name])
@@ -69,8 +71,8 @@ def test_a_process_that_is_stopped_lives_on(sleeper: subprocess.Popen[bytes], na
     assert os.WIFSTOPPED(status)
 
 
-def test_a_full_disk_takes_a_line_of_a_log_and_no_checkpoint(sleeper: subprocess.Popen[bytes]) -> None:
-    MISHAPS["out of disk"].happens(sleeper.pid)
+def test_limited_files_take_a_line_of_a_log_and_no_checkpoint(sleeper: subprocess.Popen[bytes]) -> None:
+    MISHAPS["limited"].happens(sleeper.pid)
     most, _ = resource.prlimit(sleeper.pid, resource.RLIMIT_FSIZE)
     assert 4 << 10 <= most <= 16 << 10
 
@@ -84,8 +86,8 @@ def test_mishaps_that_take_half_a_minute_are_rare_and_kills_are_noticed_in_two_s
 class Scripted(Breaker):
     """A breaker without trainings. noticed_s: of each try, None for one that came too late. after_s: when each try came."""
 
-    def __init__(self, *noticed_s: float | None, lost: bool = False) -> None:
-        self._whole, self._took_s = None, 8.0
+    def __init__(self, *noticed_s: float | None, lost: bool = False, disk: Any = None) -> None:
+        self._whole, self._took_s, self._disk = None, 8.0, disk
         self._command: Any = SimpleNamespace(folder=Path("/somewhere"))
         self._noticed_s, self._lost = iter(noticed_s), lost
         self.after_s = list[float]()
@@ -106,6 +108,14 @@ def test_a_mishap_that_came_too_late_is_drawn_again_earlier_and_counted_apart() 
     (kind,) = tally.nodes
     assert (tally.nodes, tally.too_late, tally.noticed_s, answer.failure) == ({kind: 1}, 2, {kind: 0.25}, None)
     assert [after_s < most_s for after_s, most_s in zip(breaker.after_s, (4, 2, 1), strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("disk", [None, "a disk"])
+def test_a_disk_is_full_only_where_there_is_one(disk: Any) -> None:
+    breaker, drawn = Scripted(*[0.1] * 50, disk=disk), set[str]()
+    for seed in range(50):
+        drawn |= {*breaker.play(seed).counts["nodes"]}
+    assert MISHAPS.keys() - drawn == (set() if disk else {"full"})
 
 
 def test_a_round_whose_mishaps_nobody_ever_notices_fails() -> None:
