@@ -222,13 +222,13 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
         await files.run(context.__exit__, None, None, None)
         done()
 
-    async with told_room(final, nbytes, files):
-        try:
+    try:
+        async with told_room(final, nbytes, files):  # which looks before the unfinished folder goes
             yield await files.run(context.__enter__)
             await finish(put_in_place())
-        except BaseException as error:
-            await files.run(context.__exit__, type(error), error, error.__traceback__)
-            raise
+    except BaseException as error:
+        await files.run(context.__exit__, type(error), error, error.__traceback__)
+        raise
 
 
 @asynccontextmanager

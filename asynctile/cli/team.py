@@ -17,6 +17,7 @@ from typing import Any
 from asynctile import __version__
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.options import Options
+from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError
 from asynctile.nccl import NcclExchange
 from asynctile.nodes.handshake import Hello
@@ -63,7 +64,7 @@ async def told_if_refused(given: Mapping[str, Any], interrupt: Interrupt) -> Asy
             with suppress(ValueError, OSError):  # no secret, or stopped by a signal
                 secret = find_secret(os.environ, given.get("secret_file"))
                 own = Hello(node=given.get("node", 0), nodes=given["nodes"], terms={})
-                await documents.finish(asyncio.to_thread(decline, own, given["join"], secret, str(error), interrupt.check))
+                await documents.finish(asyncio.to_thread(decline, own, given["join"], secret, one_line(error), interrupt.check))
         raise
 
 
@@ -86,7 +87,7 @@ async def team_of(options: Options, stage: Callable[[str], object], interrupt: I
     try:
         yield Team(exchange)
     except BaseException as error:
-        exchange.abort(str(error) or "it was asked to stop")
+        exchange.abort(one_line(error) if str(error) else "it was asked to stop")
         raise
     finally:
         await asyncio.to_thread(exchange.close)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from typing import Any
 
@@ -70,3 +72,17 @@ async def test_a_node_without_nccl_is_told_what_to_install_and_the_others_too(
             pass
     with pytest.raises(NodeError, match="node 0 gave up: NCCL does not load"):
         await other
+
+
+async def test_an_error_of_the_disk_has_the_same_words_on_all_nodes() -> None:
+    address = free_address()
+
+    async def part(node: int) -> None:
+        async with team_of(Options(nodes=2, node=node, join=address), bool, Interrupt()) as team:
+            if node == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/metrics.jsonl")
+            await team.hear(stops=False)
+
+    _, other = await asyncio.gather(part(0), part(1), return_exceptions=True)
+    assert isinstance(other, NodeError)
+    assert "gave up: run/metrics.jsonl: No space left on device; free some space there" in str(other)

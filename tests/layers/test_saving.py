@@ -7,6 +7,7 @@ tests/storage the files and folders beneath, also under a kill.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import subprocess
@@ -287,6 +288,22 @@ asyncio.run(main())
     assert without_free[0] == without_free[1]
     assert step == "0"
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+async def test_a_full_disk_is_told_with_the_free_bytes_of_that_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def free(path: str) -> int:
+        return 0 if list(tmp_path.glob(".c.*.new")) else 1 << 20
+
+    monkeypatch.setattr(TensorWriter, "write", full)
+    monkeypatch.setattr("asynctile.layers.exchange.free_nbytes", free)
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine, steps=0)
+        with pytest.raises(CheckpointError, match=r"No space left on device \(the save needs [^,]+, and 0 B are free there\)"):
+            await trainer.save(tmp_path / "c")
+    assert not list(tmp_path.iterdir())
 
 
 async def test_the_copy_beside_a_missing_checkpoint_is_read_in_place(tmp_path: Path) -> None:
