@@ -39,8 +39,9 @@ class Shell:
         (folder / "config.json").write_text(json.dumps({
             "model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256}))
 
-    def train(self, *args: str, secret: str = "a secret of sixteen") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "asynctile", "train", *args]
+    def train(self, *args: str, secret: str = "a secret of sixteen", on: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start `asynctile train`. on: words in front of the command."""
+        command = [*on, sys.executable, "-m", "asynctile", "train", *args]
         environment = {**os.environ, "ASYNCTILE_SECRET": secret}
         node = subprocess.Popen(command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT)
