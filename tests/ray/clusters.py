@@ -19,14 +19,15 @@ import psutil
 from asynctile.cli import main
 from asynctile.ray import RayTrainer
 from tests.cli.test_nodes import digests
-from tests.ray.witness import notes, witnessed
+from tests.ray.witness import ears, notes, witnessed
 from tests.settle import HANG_S
 
 STEPS = 6
-#: What a run can lose, and the words of the workers that are left.
+#: Words of a worker that is left, or of Ray, which name a process that is gone.
+_GONE = r"node \d+ .* was lost: |health check failed.*world_rank=\d+"
+#: What a run can lose, and the words with which that is noticed.
 LOSSES = {
-    "killed worker": r"node \d+ .* was lost: ", "killed machine": r"node \d+ .* was lost: ",
-    "stopped worker": r"node \d+ .* has been silent for 30 s",
+    "killed worker": _GONE, "killed machine": _GONE, "stopped worker": r"node \d+ .* has been silent for 30 s",
 }  # fmt: skip
 #: The option that makes the steps of a run slow.
 SLOW = {"callback": ["tests.ray.witness:Slow"]}
@@ -64,9 +65,10 @@ def fit(folder: Path, workers: int | tuple[int, int], **more: Any) -> Any:
     """Do the run on the cluster that is connected; return Ray's result. more: further options."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-    settings = RunConfig(name="run", storage_path=str(folder / "ray"), failure_config=FailureConfig(max_failures=3))
+    options = {**prepare(folder), **more}
+    settings = RunConfig(name="run", storage_path=str(folder / "ray"), failure_config=FailureConfig(max_failures=3),
+                         callbacks=[ears(options["out"])])  # fmt: skip
     with mock.patch("asynctile.ray.trainer.work", witnessed), mock.patch.dict(os.environ, SETTINGS):
-        options = {**prepare(folder), **more}
         return RayTrainer(options, scaling_config=ScalingConfig(num_workers=workers), run_config=settings).fit()
 
 
@@ -100,13 +102,13 @@ def add_machine(made: Any, workers_each: int) -> None:
 class Recovery:
     """How a run got over a loss.
 
-    result: of Ray. noticed_s: seconds from the loss until a worker that was left had ended, with an error that names the loss;
-    None if none did. words: of that error. went_on_s: seconds from the loss until the run went on.
+    result: of Ray. noticed_s: seconds from the loss until a worker that was left had ended, with an error that names the loss,
+    or until Ray named it. by: which of them was first. went_on_s: seconds from the loss until the run went on.
     """
 
     result: Any
-    noticed_s: float | None
-    words: str
+    noticed_s: float
+    by: str
     went_on_s: float
 
 
@@ -129,9 +131,10 @@ def fit_with_a_loss(
             worker.kill() if lost == "killed worker" else worker.suspend()
         result = fitting.result(10 * HANG_S)
     noted = [note for note in notes(folder / "run") if note["at"] > at]
-    ended = next((note for note in noted if re.search(LOSSES[lost], note.get("ended", ""))), {"at": None, "ended": ""})
+    named = [note for note in noted if re.search(LOSSES[lost], note.get("lost", ""), re.DOTALL)]
+    assert named, f"nobody named the loss: {noted}"
     (went_on,) = (note for note in noted if "began" in note)
-    return Recovery(result, ended["at"] and ended["at"] - at, ended["ended"], went_on["at"] - at)
+    return Recovery(result, named[0]["at"] - at, named[0]["by"], went_on["at"] - at)
 
 
 def workers() -> Iterator[psutil.Process]:

@@ -53,7 +53,7 @@ def test_a_run_that_loses_a_worker_or_a_machine_goes_on_with_the_same_bits(
 ) -> None:
     recovery = fit_with_a_loss(cluster, tmp_path, (1, 4), lost, which=1, step=3, after_s=0.0)
     assert recovery.result.metrics["step"] == STEPS and digests(tmp_path / "run") == undisturbed
-    assert recovery.words, "no worker that was left named the one that was lost"
+    assert recovery.noticed_s < recovery.went_on_s
 
 
 def test_the_command_runs_on_a_cluster_of_this_machine(undisturbed: dict[str, bytes], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""What the workers of a run on Ray write down about it: when the run began or went on, and when and why each worker ended.
+"""Notes about a run on Ray: when it began or went on, when and why each worker ended, and what Ray noticed itself.
 
-Imported on the workers, through the folders that Ray takes over from the program.
+Imported where workers and Ray's controller run, through the folders that Ray takes over from the program.
 """
 
 from __future__ import annotations
@@ -34,12 +34,24 @@ def witnessed(config: Mapping[str, Any]) -> None:
     try:
         work(config)
     except BaseException as error:
-        _note(Path(config["given"]["out"]), ended=str(error))
+        _note(Path(config["given"]["out"]), by="a worker", lost=str(error))
         raise
 
 
+def ears(run: Path) -> Any:
+    """Return a callback of Ray, which notes the errors of workers that Ray meets when it looks at them, every 2 s."""
+    from ray.train import UserCallback
+
+    class Ears(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
+            for error in worker_exceptions.values():
+                _note(run, by="Ray", lost=str(error))
+
+    return Ears()
+
+
 def notes(run: Path) -> list[dict[str, Any]]:
-    """Return the notes about a run, each with the time `at`, and `began`, the next step, or `ended`, the words of a worker."""
+    """Return the notes about a run, each with the time `at`, and `began`, the next step, or `lost`, the words of `by`."""
     return [json.loads(line) for line in _file(run).read_text().splitlines()]
 
 
