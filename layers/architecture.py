@@ -6,13 +6,14 @@ defines the order in which their parts are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from asynctile.layers.block import PreNormBlock
 from asynctile.layers.config import Config
+from asynctile.layers.final import NormedHead
 from asynctile.layers.recording import Grid, Recording
-from asynctile.layers.rows import Row
 
 
 class Embedding(Protocol):
@@ -23,32 +24,6 @@ class Embedding(Protocol):
 
     def backward(self, recording: Recording, dx: Grid) -> None:
         """Compute the gradients of the embedding's tensors from `dx`, the gradient of its output."""
-
-
-class Block(Protocol):
-    """One block, applied to the row tiles of one pass."""
-
-    def forward(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> Any:
-        """Compute out = block(x); return activations that `backward` accepts in place of the result of `again`."""
-
-    def again(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Any:
-        """Recompute the activations that `backward` needs from the block's input alone."""
-
-    def backward(self, recording: Recording, rows: Sequence[Row], layer: int, kept: Any, dx: Grid) -> None:
-        """Replace `dx`, the gradient of the block's output, by the gradient of its input, in place."""
-
-
-class Head(Protocol):
-    """The layer from the output of the last block to logits and losses, for all passes at once."""
-
-    def logits(self, recording: Recording, x: Grid) -> None:
-        """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""
-
-    def losses(self, recording: Recording, x: Grid) -> None:
-        """Report the summed losses of each row tile as loss[r], and mark "loss" after the last one."""
-
-    def forward_backward(self, recording: Recording, x: Grid, *, recompute: bool) -> Grid:
-        """Report losses as `losses` does, compute the gradients of the head's tensors, and return the gradient of x."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +49,8 @@ class Architecture:
     title: str
     config: type[Config]
     embedding: Embedding
-    block: Block
-    head: Head
+    block: PreNormBlock
+    head: NormedHead
     repeated: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     model: str = "asynctile.layers.model:Model"

@@ -7,38 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
+from asynctile.layers.attention import Attention, AttentionActivations
+from asynctile.layers.mlp import MLP, Hidden
 from asynctile.layers.norm import Norm
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
-
-
-class Attention(Protocol):
-    """The first half of a block. layer: the number of the block."""
-
-    def forward(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid, residual: Grid, out: Grid) -> Any:
-        """Compute out = residual + attention(x); return what backward needs."""
-
-    def backward(
-        self, recording: Recording, rows: Sequence[Row], layer: int, kept: Any, x: Grid, dresidual: Grid, dinp: Grid
-    ) -> None:
-        """Compute dinp (+)= the gradient of x, from the gradient of the residual stream after attention."""
-
-
-class MLP(Protocol):
-    """The second half of a block. layer: the number of the block."""
-
-    def forward(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid, residual: Grid, out: Grid) -> Any:
-        """Compute out = residual + mlp(x); return the hidden layer, which backward may keep."""
-
-    def backward(
-        self, recording: Recording, rows: Sequence[Row], layer: int, hidden: Any, x: Grid, dresidual: Grid, dinp: Grid
-    ) -> None:
-        """Compute dinp (+)= the gradient of x, from the residual stream's gradient after the MLP.
-
-        hidden: the result of `forward`, or None to recompute it.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +25,10 @@ class BlockActivations:
 
     x: Grid
     stats_1: Grid
-    attention: Any
+    attention: AttentionActivations
     middle: Grid
     stats_2: Grid | None = None
-    hidden: Any = None
+    hidden: Hidden | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

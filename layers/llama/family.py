@@ -5,13 +5,15 @@ from __future__ import annotations
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.block import PreNormBlock
 from asynctile.layers.final import NormedHead
-from asynctile.layers.llama import attention, embedding, mlp
+from asynctile.layers.llama import embedding
+from asynctile.layers.llama.attention import ATTENTION
 from asynctile.layers.llama.config import LlamaConfig
+from asynctile.layers.llama.mlp import GATED
 from asynctile.layers.llama.rmsnorm import RMSNORM
 
 BLOCK = PreNormBlock(
-    norm=RMSNORM, norm_1="layers.{}.input_layernorm", attention=attention,
-    norm_2="layers.{}.post_attention_layernorm", mlp=mlp,
+    norm=RMSNORM, norm_1="layers.{}.input_layernorm", attention=ATTENTION,
+    norm_2="layers.{}.post_attention_layernorm", mlp=GATED,
 )  # fmt: skip
 #: Old files hold the frequencies of the rotary positions of each block.
 LLAMA = Architecture(

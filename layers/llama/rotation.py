@@ -20,7 +20,7 @@ from asynctile.layers.rows import Row
 Gains = dict[str, Grid]
 
 
-def has_norms(recording: Recording, title: str) -> bool:
+def _has_norms(recording: Recording, title: str) -> bool:
     """Return whether the attention of this title has norms for queries and keys."""
     return recording.parameters.found(f"{title}.q_norm.weight") is not None
 
@@ -30,6 +30,11 @@ def ready(recording: Recording, rows: Sequence[Row], title: str, projected: QKV)
     q = _ready(recording, rows, f"{title}.q_norm", "heads", projected.q)
     k = _ready(recording, rows, f"{title}.k_norm", "key_heads", projected.k)
     return QKV(q, k, projected.v)
+
+
+def again(recording: Recording, rows: Sequence[Row], title: str, projected: QKV) -> QKV:
+    """Return what `ready` did, in backward."""
+    return ready(recording, rows, title, projected) if _has_norms(recording, title) else projected
 
 
 def gains(recording: Recording, title: str) -> Gains:
