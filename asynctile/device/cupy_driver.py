@@ -26,8 +26,8 @@ from asynctile.storage.sizes import format_size
 
 logger = logging.getLogger(__name__)
 
-#: The definition of a kernel; the group is its name.
-KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
+#: The definition of a kernel, as such or by a macro; the group is its name.
+KERNEL = re.compile(r'^(?:extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?|[A-Z_]+_KERNEL\()(\w+)', re.MULTILINE)
 #: cudaErrorMemoryAllocation, cudaErrorOperatingSystem, cudaErrorHostMemoryAlreadyRegistered.
 MEMORY_ALLOCATION, OPERATING_SYSTEM, ALREADY_REGISTERED = 2, 304, 712
 #: Why RAM could not be locked, for errors that mean a shortage.
@@ -189,7 +189,7 @@ class CupyDriver:
         self.bind()
         try:
             self._module = self._driver.moduleLoadData(machine_code(_compiler(), source, self.capability))
-            for kernel in re.findall(KERNEL, source):
+            for kernel in KERNEL.findall(source):
                 if "_mma_" in kernel and self.capability < (8, 0):
                     continue  # its tensor cores have no bf16
                 self._functions[kernel] = self._driver.moduleGetFunction(self._module, kernel)

@@ -9,7 +9,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from asynctile.device.cupy_driver import KERNEL
 from asynctile.kernels.cuda import parts
 from tests.alone import alone
 
@@ -26,8 +26,6 @@ FLAGS = (
     "-fno-stack-protector", "-fsanitize=alignment,bounds", "-Wall", "-Werror", "-Wno-unknown-pragmas",
     "-Wno-unused-function", "-Wno-sign-compare", "-Wno-psabi",
 )  # fmt: skip
-#: The signature of a kernel, literally as in the source: no macro makes one.
-SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 #: Limits that every GPU enforces on cuLaunchKernel, or one with 227 KiB of shared memory for a block.
 LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 THREADS, SHARED = 1024, 227 << 10
@@ -45,15 +43,13 @@ def source(files: list[Path]) -> str:
     mma = HERE / "on_cpu_mma.h"
     files = [HERE / "on_cpu.h", *(mma if path.name == "mma.cuh" else path for path in files)]
     text = "".join(f'#line 1 "{path}"\n{path.read_text()}\n' for path in files)
-    return text + '#line 1 "trampolines"\n' + "".join(trampoline(*found) for found in SIGNATURE.findall(text))
+    return text + '#line 1 "trampolines"\n' + "".join(map(trampoline, KERNEL.findall(text)))
 
 
-def trampoline(name: str, parameters: str) -> str:
+def trampoline(name: str) -> str:
     """Return the source of a function that calls a kernel with arguments given as pointers."""
-    types = [re.sub(r"\w+$", "", parameter.strip()) for parameter in parameters.split(",") if parameter.strip()]
-    values = ", ".join(f"*static_cast<std::remove_cv_t<{type_}> *>(values[{i}])" for i, type_ in enumerate(types))
     return (
-        f"static void call_{name}(void **values) {{ {name}({values}); }}\n"
+        f"static void call_{name}(void **values) {{ on_cpu::call({name}, values); }}\n"
         f'extern "C" const char *run_{name}(const unsigned *shape, size_t shared, void **values) '
         f"{{ return on_cpu::run(call_{name}, shape, shared, values); }}\n"
     )

@@ -20,6 +20,8 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 struct uint3 { unsigned x, y, z; };
@@ -298,6 +300,17 @@ static const char *run(void (*function)(void **), const unsigned *shape, size_t 
                 run_block(own, shared_bytes);
             }
     return *message ? message : nullptr;
+}
+
+// Calls a kernel with arguments given as pointers.
+template <typename... T, size_t... I>
+static void call(void (*kernel)(T...), void **values, std::index_sequence<I...>) {
+    kernel(*static_cast<std::remove_cv_t<T> *>(values[I])...);
+}
+
+template <typename... T>
+static void call(void (*kernel)(T...), void **values) {
+    call(kernel, values, std::index_sequence_for<T...>());
 }
 
 // One T of each lane of a warp.

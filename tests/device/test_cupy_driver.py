@@ -15,7 +15,6 @@ from asynctile.device.driver import OutOfMemory
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.kernels.cuda import Array, source
 from asynctile.program.precision import BF16
-from tests.cuda.build import SIGNATURE
 from tests.device.test_cublas import Library
 from tests.inside_engine import device_of
 
@@ -281,7 +280,7 @@ def test_kernels_are_loaded_as_machine_code_for_this_gpu_and_unloaded_at_the_end
     driver.load(source())
     assert compiled == [("NVRTC", source(), (9, 0))]
     assert modules.loaded == [b"code"]
-    assert modules.kernels == [name for name, _ in SIGNATURE.findall(source())]
+    assert modules.kernels == cupy_driver.KERNEL.findall(source())
     driver.close()
     driver.close()
     assert modules.unloaded == [5]

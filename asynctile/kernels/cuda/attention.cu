@@ -5,7 +5,7 @@
 // than queries: a block of queries reads its head's keys, and a block of keys passes over the queries of all heads that read
 // it, one head after another.
 //
-// PACKED: sequences hold several examples; see asynctile/ops/attention_packed.py.
+// PACKED: sequences hold several examples.
 
 // The score of a key that a query does not see.
 #define HIDDEN __uint_as_float(0xff800000u)
@@ -73,3 +73,45 @@ template <bool PACKED>
 static __device__ __forceinline__ bool is_lone(const Examples &examples, int query, int lone) {
     return PACKED ? examples.positions[query] == 0 : query < lone;
 }
+
+// One kernel of each signature, whose name is its first argument, as literally as a driver looks for it. T: of q. ...: the
+// function that it calls.
+#define FORWARD_KERNEL(NAME, T, BLOCKS, ...) \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME( \
+        const T *q, const T *k, const T *v, T *out, float *stats, int rows, int keys, int heads, int key_heads, \
+        int hs, int first, int diagonal) { \
+        __VA_ARGS__(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal); \
+    }
+#define PACKED_FORWARD_KERNEL(NAME, T, BLOCKS, ...) \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME( \
+        const T *q, const T *k, const T *v, const int *positions, T *out, float *stats, int apart, int rows, int keys, \
+        int heads, int key_heads, int hs, int first, int diagonal) { \
+        __VA_ARGS__(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal); \
+    }
+#define KEYS_KERNEL(NAME, T, ...) \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME( \
+        const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dk, T *dv, \
+        int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) { \
+        __VA_ARGS__(q, k, v, {}, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, diagonal); \
+    }
+#define PACKED_KEYS_KERNEL(NAME, T, ...) \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME( \
+        const T *q, const T *k, const T *v, const int *positions, const T *dout, const float *stats, \
+        const float *delta, T *dk, T *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first, \
+        int diagonal) { \
+        __VA_ARGS__(q, k, v, {positions, apart}, dout, stats, delta, dk, dv, rows, keys, heads, key_heads, hs, first, \
+                    diagonal); \
+    }
+#define QUERIES_KERNEL(NAME, T, ...) \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME( \
+        const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dq, int rows, \
+        int keys, int heads, int key_heads, int hs, int first, int diagonal) { \
+        __VA_ARGS__(q, k, v, {}, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal); \
+    }
+#define PACKED_QUERIES_KERNEL(NAME, T, ...) \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME( \
+        const T *q, const T *k, const T *v, const int *positions, const T *dout, const float *stats, \
+        const float *delta, T *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first, \
+        int diagonal) { \
+        __VA_ARGS__(q, k, v, {positions, apart}, dout, stats, delta, dq, rows, keys, heads, key_heads, hs, first, diagonal); \
+    }

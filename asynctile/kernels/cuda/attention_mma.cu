@@ -128,52 +128,13 @@ static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *
     put_rows(out, acc, own, rows, at.pitch, hs, 1.0f, false);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
-    int first, int diagonal) {
-    attention_mma<false, 32>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
-    int first, int diagonal) {
-    attention_mma<false, 64>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
-    int first, int diagonal) {
-    attention_mma<false, 96>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
-    int first, int diagonal) {
-    attention_mma<false, 128>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
-    int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_mma<true, 32>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
-    int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_mma<true, 64>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
-    int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_mma<true, 96>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
-    int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_mma<true, 128>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
+FORWARD_KERNEL(attention_mma_32, bf16, 2, attention_mma<false, 32>)
+FORWARD_KERNEL(attention_mma_64, bf16, 2, attention_mma<false, 64>)
+FORWARD_KERNEL(attention_mma_96, bf16, 2, attention_mma<false, 96>)
+FORWARD_KERNEL(attention_mma_128, bf16, 2, attention_mma<false, 128>)
+PACKED_FORWARD_KERNEL(attention_packed_mma_32, bf16, 2, attention_mma<true, 32>)
+PACKED_FORWARD_KERNEL(attention_packed_mma_64, bf16, 2, attention_mma<true, 64>)
+PACKED_FORWARD_KERNEL(attention_packed_mma_96, bf16, 2, attention_mma<true, 96>)
+PACKED_FORWARD_KERNEL(attention_packed_mma_128, bf16, 2, attention_mma<true, 128>)
 
 #endif

@@ -226,120 +226,21 @@ static __device__ __forceinline__ void attention_backward_queries_mma(
     put_rows(dq, dqueries, own, rows, at.pitch, hs, scale * LN_2, !first);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<false, 32>(q, k, v, {}, dout, stats, delta, dk, dv,
-                                           rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq, int rows,
-    int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<false, 32>(q, k, v, {}, dout, stats, delta, dq,
-                                              rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<false, 64>(q, k, v, {}, dout, stats, delta, dk, dv,
-                                           rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq, int rows,
-    int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<false, 64>(q, k, v, {}, dout, stats, delta, dq,
-                                              rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<false, 96>(q, k, v, {}, dout, stats, delta, dk, dv,
-                                           rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq, int rows,
-    int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<false, 96>(q, k, v, {}, dout, stats, delta, dq,
-                                              rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_mma<false, 128>(q, k, v, {}, dout, stats, delta, dk, dv,
-                                            rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq, int rows,
-    int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<false, 128>(q, k, v, {}, dout, stats, delta, dq,
-                                               rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dk, bf16 *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_keys_mma<true, 32>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
-                                          rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_mma_32(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<true, 32>(q, k, v, {positions, apart}, dout, stats, delta, dq,
-                                             rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dk, bf16 *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_keys_mma<true, 64>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
-                                          rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_mma_64(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<true, 64>(q, k, v, {positions, apart}, dout, stats, delta, dq,
-                                             rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dk, bf16 *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_keys_mma<true, 96>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
-                                          rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_mma_96(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<true, 96>(q, k, v, {positions, apart}, dout, stats, delta, dq,
-                                             rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dk, bf16 *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_keys_mma<true, 128>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
-                                           rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_mma_128(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_mma<true, 128>(q, k, v, {positions, apart}, dout, stats, delta, dq,
-                                              rows, keys, heads, key_heads, hs, first, diagonal);
-}
+KEYS_KERNEL(attention_backward_keys_mma_32, bf16, attention_backward_keys_mma<false, 32>)
+QUERIES_KERNEL(attention_backward_queries_mma_32, bf16, attention_backward_queries_mma<false, 32>)
+KEYS_KERNEL(attention_backward_keys_mma_64, bf16, attention_backward_keys_mma<false, 64>)
+QUERIES_KERNEL(attention_backward_queries_mma_64, bf16, attention_backward_queries_mma<false, 64>)
+KEYS_KERNEL(attention_backward_keys_mma_96, bf16, attention_backward_keys_mma<false, 96>)
+QUERIES_KERNEL(attention_backward_queries_mma_96, bf16, attention_backward_queries_mma<false, 96>)
+KEYS_KERNEL(attention_backward_keys_mma_128, bf16, attention_backward_keys_mma<false, 128>)
+QUERIES_KERNEL(attention_backward_queries_mma_128, bf16, attention_backward_queries_mma<false, 128>)
+PACKED_KEYS_KERNEL(attention_packed_backward_keys_mma_32, bf16, attention_backward_keys_mma<true, 32>)
+PACKED_QUERIES_KERNEL(attention_packed_backward_queries_mma_32, bf16, attention_backward_queries_mma<true, 32>)
+PACKED_KEYS_KERNEL(attention_packed_backward_keys_mma_64, bf16, attention_backward_keys_mma<true, 64>)
+PACKED_QUERIES_KERNEL(attention_packed_backward_queries_mma_64, bf16, attention_backward_queries_mma<true, 64>)
+PACKED_KEYS_KERNEL(attention_packed_backward_keys_mma_96, bf16, attention_backward_keys_mma<true, 96>)
+PACKED_QUERIES_KERNEL(attention_packed_backward_queries_mma_96, bf16, attention_backward_queries_mma<true, 96>)
+PACKED_KEYS_KERNEL(attention_packed_backward_keys_mma_128, bf16, attention_backward_keys_mma<true, 128>)
+PACKED_QUERIES_KERNEL(attention_packed_backward_queries_mma_128, bf16, attention_backward_queries_mma<true, 128>)
 
 #endif

@@ -187,26 +187,7 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) attention_plain_f32(
-    const float *q, const float *k, const float *v, float *out, float *stats, int rows, int keys, int heads, int key_heads,
-    int hs, int first, int diagonal) {
-    attention_plain<false>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 3) attention_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int key_heads, int hs,
-    int first, int diagonal) {
-    attention_plain<false>(q, k, v, {}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 3) attention_packed_plain_f32(
-    const float *q, const float *k, const float *v, const int *positions, float *out, float *stats, int apart, int rows, int keys,
-    int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_plain<true>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 3) attention_packed_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, bf16 *out, float *stats, int apart, int rows, int keys,
-    int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_plain<true>(q, k, v, {positions, apart}, out, stats, rows, keys, heads, key_heads, hs, first, diagonal);
-}
+FORWARD_KERNEL(attention_plain_f32, float, 3, attention_plain<false>)
+FORWARD_KERNEL(attention_plain_bf16, bf16, 3, attention_plain<false>)
+PACKED_FORWARD_KERNEL(attention_packed_plain_f32, float, 3, attention_plain<true>)
+PACKED_FORWARD_KERNEL(attention_packed_plain_bf16, bf16, 3, attention_plain<true>)

@@ -116,62 +116,11 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_f32(
-    const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dk,
-    float *dv, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_plain<false>(q, k, v, {}, dout, stats, delta, dk, dv,
-                                         rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk,
-    bf16 *dv, int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_keys_plain<false>(q, k, v, {}, dout, stats, delta, dk, dv,
-                                         rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_f32(
-    const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dq,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_plain<false>(q, k, v, {}, dout, stats, delta, dq,
-                                            rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
-    int rows, int keys, int heads, int key_heads, int hs, int first, int diagonal) {
-    attention_backward_queries_plain<false>(q, k, v, {}, dout, stats, delta, dq,
-                                            rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_plain_f32(
-    const float *q, const float *k, const float *v, const int *positions, const float *dout, const float *stats,
-    const float *delta, float *dk, float *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_keys_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
-                                        rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_keys_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dk, bf16 *dv, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_keys_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dk, dv,
-                                        rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_plain_f32(
-    const float *q, const float *k, const float *v, const int *positions, const float *dout, const float *stats,
-    const float *delta, float *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_queries_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dq,
-                                           rows, keys, heads, key_heads, hs, first, diagonal);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 2) attention_packed_backward_queries_plain_bf16(
-    const bf16 *q, const bf16 *k, const bf16 *v, const int *positions, const bf16 *dout, const float *stats,
-    const float *delta, bf16 *dq, int apart, int rows, int keys, int heads, int key_heads, int hs, int first,
-    int diagonal) {
-    attention_backward_queries_plain<true>(q, k, v, {positions, apart}, dout, stats, delta, dq,
-                                           rows, keys, heads, key_heads, hs, first, diagonal);
-}
+KEYS_KERNEL(attention_backward_keys_plain_f32, float, attention_backward_keys_plain<false>)
+KEYS_KERNEL(attention_backward_keys_plain_bf16, bf16, attention_backward_keys_plain<false>)
+QUERIES_KERNEL(attention_backward_queries_plain_f32, float, attention_backward_queries_plain<false>)
+QUERIES_KERNEL(attention_backward_queries_plain_bf16, bf16, attention_backward_queries_plain<false>)
+PACKED_KEYS_KERNEL(attention_packed_backward_keys_plain_f32, float, attention_backward_keys_plain<true>)
+PACKED_KEYS_KERNEL(attention_packed_backward_keys_plain_bf16, bf16, attention_backward_keys_plain<true>)
+PACKED_QUERIES_KERNEL(attention_packed_backward_queries_plain_f32, float, attention_backward_queries_plain<true>)
+PACKED_QUERIES_KERNEL(attention_packed_backward_queries_plain_bf16, bf16, attention_backward_queries_plain<true>)

@@ -123,38 +123,17 @@ static __device__ __forceinline__ void gemm_rows_transposed(const T *a, const T 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) gemm_rows_f32_f32(
-    const float *a, const float *b, const float *bias, const float *source, float *c, int rows, int columns, int inner,
-    int biased, int onto) {
-    gemm_rows<4>(a, b, Target<float>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner);
-}
+// One kernel, whose name is its first argument, as literally as a driver looks for it. T: of both factors. U: of the result.
+#define GEMM_ROWS_KERNEL(NAME, T, U, ...) \
+    extern "C" __global__ void __launch_bounds__(256) NAME( \
+        const T *a, const T *b, const float *bias, const U *source, U *c, int rows, int columns, int inner, int biased, \
+        int onto) { \
+        __VA_ARGS__(a, b, Target<U>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner); \
+    }
 
-extern "C" __global__ void __launch_bounds__(256) gemm_rows_bf16_f32(
-    const bf16 *a, const bf16 *b, const float *bias, const float *source, float *c, int rows, int columns, int inner,
-    int biased, int onto) {
-    gemm_rows<8>(a, b, Target<float>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner);
-}
-
-extern "C" __global__ void __launch_bounds__(256) gemm_rows_bf16_bf16(
-    const bf16 *a, const bf16 *b, const float *bias, const bf16 *source, bf16 *c, int rows, int columns, int inner,
-    int biased, int onto) {
-    gemm_rows<8>(a, b, Target<bf16>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner);
-}
-
-extern "C" __global__ void __launch_bounds__(256) gemm_rows_transposed_f32_f32(
-    const float *a, const float *b, const float *bias, const float *source, float *c, int rows, int columns, int inner,
-    int biased, int onto) {
-    gemm_rows_transposed<4>(a, b, Target<float>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner);
-}
-
-extern "C" __global__ void __launch_bounds__(256) gemm_rows_transposed_bf16_f32(
-    const bf16 *a, const bf16 *b, const float *bias, const float *source, float *c, int rows, int columns, int inner,
-    int biased, int onto) {
-    gemm_rows_transposed<8>(a, b, Target<float>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner);
-}
-
-extern "C" __global__ void __launch_bounds__(256) gemm_rows_transposed_bf16_bf16(
-    const bf16 *a, const bf16 *b, const float *bias, const bf16 *source, bf16 *c, int rows, int columns, int inner,
-    int biased, int onto) {
-    gemm_rows_transposed<8>(a, b, Target<bf16>{bias, source, c, rows, columns, bool(biased), bool(onto)}, inner);
-}
+GEMM_ROWS_KERNEL(gemm_rows_f32_f32, float, float, gemm_rows<4>)
+GEMM_ROWS_KERNEL(gemm_rows_bf16_f32, bf16, float, gemm_rows<8>)
+GEMM_ROWS_KERNEL(gemm_rows_bf16_bf16, bf16, bf16, gemm_rows<8>)
+GEMM_ROWS_KERNEL(gemm_rows_transposed_f32_f32, float, float, gemm_rows_transposed<4>)
+GEMM_ROWS_KERNEL(gemm_rows_transposed_bf16_f32, bf16, float, gemm_rows_transposed<8>)
+GEMM_ROWS_KERNEL(gemm_rows_transposed_bf16_bf16, bf16, bf16, gemm_rows_transposed<8>)

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from asynctile.device.cupy_driver import KERNEL
 from asynctile.device.nvrtc import compile_source
 from asynctile.kernels.cuda import options, source
 from tests.alone import alone
 from tests.cuda import nvrtc
-from tests.cuda.build import SIGNATURE
 
 pytestmark = pytest.mark.skipif(not nvrtc.installed(), reason="needs the package nvidia-cuda-nvrtc")
 
@@ -63,7 +63,7 @@ def test_every_kernel_compiles_without_a_warning(which):
     capability = {"oldest": known[0], "newest": known[-1]}.get(which) or int(which)
     log, _ = report(capability)
     assert [line for line in log.splitlines() if line and not re.match("ptxas (info)? +[.:]", line)] == []
-    names = {name for name, _ in SIGNATURE.findall(source())}
+    names = set(KERNEL.findall(source()))
     if capability < 80:  # tensor cores do not know bf16
         names = {name for name in names if "_mma_" not in name}
     assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == names
@@ -73,7 +73,7 @@ def test_every_kernel_compiles_without_a_warning(which):
 def test_no_kernel_spills_registers():
     found = re.findall(r"Function properties for (\w+)\n.*, (\d+) bytes spill stores", report(90)[0])
     # The power of rope.cu is a function that kernels call.
-    assert {name for name, _ in found} - {"__internal_accurate_pow"} == {name for name, _ in SIGNATURE.findall(source())}
+    assert {name for name, _ in found} - {"__internal_accurate_pow"} == set(KERNEL.findall(source()))
     assert [name for name, spilled in found if int(spilled)] == []
 
 
@@ -81,7 +81,7 @@ def test_no_kernel_spills_registers():
 def test_only_the_exponential_flushes_subnormal_numbers():
     """The exponential is the GPU's own instruction, which has no other form."""
     ptx = report(90)[1]
-    assert ptx.keys() == {name for name, _ in SIGNATURE.findall(source())}
+    assert ptx.keys() == set(KERNEL.findall(source()))
     flushing = {name: set(re.findall(r"\S*\.ftz\S*", body)) for name, body in ptx.items() if ".ftz" in body}
     assert set().union(*flushing.values()) == {"ex2.approx.ftz.f32"}
     exact = (
