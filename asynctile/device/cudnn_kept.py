@@ -8,7 +8,7 @@ from typing import Any
 
 from asynctile.device import cudnn_trial
 from asynctile.device.cudnn import WORKSPACE_NBYTES, Cudnn, load
-from asynctile.device.probe import TrialDriver
+from asynctile.device.driver import Driver
 
 
 class KeptCudnn:
@@ -25,7 +25,7 @@ class KeptCudnn:
         self._refused = ""
         self._spare: list[Cudnn] = []
 
-    def take(self, memory: TrialDriver, stream: int) -> tuple[Cudnn | None, str]:
+    def take(self, memory: Driver, stream: int) -> tuple[Cudnn | None, str]:
         """Return cuDNN for `stream` with a workspace from `memory`, or None, and a description of what attention uses.
 
         The caller ends its use with `give`.
@@ -45,7 +45,7 @@ class KeptCudnn:
                 raise
             return found, found.words
 
-    def give(self, cudnn: Cudnn, memory: TrialDriver) -> None:
+    def give(self, cudnn: Cudnn, memory: Driver) -> None:
         """Take back a handle that an engine has finished with. Its stream may then be destroyed."""
         memory.free(cudnn.workspace)
         cudnn.move(0, 0)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.cudnn import WORKSPACE_NBYTES, Cudnn, load
-from asynctile.device.probe import TrialDriver, fetch, place, wide
+from asynctile.device.driver import Driver
+from asynctile.device.probe import fetch, place, wide
 from asynctile.errors import DeviceError
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.program.precision import BF16, FP32
@@ -25,7 +26,7 @@ TOLERANCE = {BF16: 2e-2, FP32: 1e-3}
 
 
 def try_cudnn(
-    memory: TrialDriver, stream: int, load: Callable[[], Any] = load, nbytes: int = WORKSPACE_NBYTES
+    memory: Driver, stream: int, load: Callable[[], Any] = load, nbytes: int = WORKSPACE_NBYTES
 ) -> tuple[Cudnn | None, str]:
     """Return cuDNN for `stream`, or None if it is not used, and a description of what attention uses.
 
@@ -49,7 +50,7 @@ def try_cudnn(
     return None, f"not used: cuDNN {cudnn.version} gives {wrong}" + cudnn.words.removeprefix(f"cuDNN {cudnn.version}")
 
 
-def wrong_attention(cudnn: Any, memory: TrialDriver, stream: int) -> str | None:
+def wrong_attention(cudnn: Any, memory: Driver, stream: int) -> str | None:
     """Describe the first wrong result of cudnn's `attend` and `attend_backward`; None if all are right and repeat bit for bit.
 
     A case that cuDNN does not support is skipped; if it supports none, the answer is "nothing".
@@ -80,7 +81,7 @@ def wrong_attention(cudnn: Any, memory: TrialDriver, stream: int) -> str | None:
 
 
 def _run(
-    run: Callable[..., bool], memory: TrialDriver, stream: int, given: list[Any], wanted: list[np.ndarray], seqs: int,
+    run: Callable[..., bool], memory: Driver, stream: int, given: list[Any], wanted: list[np.ndarray], seqs: int,
     heads: int,
 ) -> list[np.ndarray] | None:
     """Run once into poisoned outputs and return them, or None if cuDNN did not run.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from asynctile.device.driver import Driver
 from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda.array import Array
 from asynctile.program.precision import BF16, FP32
@@ -24,25 +25,7 @@ TOLERANCE = {BF16: 8e-3, FP32: 4e-3}
 Product = Callable[[Array, Array, Array, bool, bool, Array | None, Array | None], bool]
 
 
-class TrialDriver(Protocol):
-    """The part of a driver that a trial needs."""
-
-    def malloc(self, nbytes: int) -> int: ...
-
-    def free(self, address: int) -> None: ...
-
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
-
-    def new_event(self) -> int: ...
-
-    def destroy_event(self, event: int) -> None: ...
-
-    def record(self, event: int, stream: int) -> None: ...
-
-    def synchronize(self, event: int) -> None: ...
-
-
-def wrong_product(product: Product, memory: TrialDriver, stream: int) -> str | None:
+def wrong_product(product: Product, memory: Driver, stream: int) -> str | None:
     """Describe the first wrong result of `product`; None if each supported combination is right and repeats bit for bit."""
     for kind, out, ta, tb, with_source, with_bias in _cases():
         try:
@@ -68,7 +51,7 @@ def _cases() -> Iterator[tuple[Any, Any, bool, bool, bool, bool]]:
 
 
 def _run(
-    product: Product, memory: TrialDriver, stream: int, kind: Any, out: Any, ta: bool, tb: bool, with_source: bool,
+    product: Product, memory: Driver, stream: int, kind: Any, out: Any, ta: bool, tb: bool, with_source: bool,
     with_bias: bool,
 ) -> tuple[bytes, float] | None:
     """Return bits and relative error of one product of fixed random operands, or None if it was not computed."""
@@ -101,7 +84,7 @@ def wide(values: np.ndarray) -> np.ndarray:
     return (from_bf16(values) if values.dtype == BF16 else values).astype(np.float64)
 
 
-def place(value: np.ndarray, memory: TrialDriver, stream: int, stack: ExitStack) -> Array:
+def place(value: np.ndarray, memory: Driver, stream: int, stack: ExitStack) -> Array:
     """Return a copy of `value` on the device, which lives as long as `stack` is open."""
     address = memory.malloc(value.nbytes)
     stack.callback(memory.free, address)
@@ -110,13 +93,13 @@ def place(value: np.ndarray, memory: TrialDriver, stream: int, stack: ExitStack)
     return Array(address, value.shape, value.dtype)
 
 
-def fetch(target: np.ndarray, source: Array, memory: TrialDriver, stream: int) -> None:
+def fetch(target: np.ndarray, source: Array, memory: Driver, stream: int) -> None:
     """Copy `source` into `target` after all earlier work on `stream`, and wait for it."""
     memory.copy(target.ctypes.data, source.ptr, source.nbytes, stream)
     settle(memory, stream)
 
 
-def settle(memory: TrialDriver, stream: int) -> None:
+def settle(memory: Driver, stream: int) -> None:
     """Wait until all work given to `stream` is done."""
     event = memory.new_event()
     memory.record(event, stream)
