@@ -1,7 +1,7 @@
 """Causal self-attention of one group of heads: from the tiles of q, k and v to those of the output, and back.
 
 A family projects q, k and v of a group, calls this, and projects the output. Keys and values may have fewer heads than queries.
-asynctile/ops/attention.py defines what a pair of tiles computes, attention_packed.py the same for rows of several examples.
+asynctile/ops/attention.py defines what a pair of tiles computes.
 
 Legend: R rows of a row tile, g heads in a group, c heads of its keys, hs columns of a head.
 """
@@ -51,18 +51,11 @@ def forward(
 
 
 def _forward_tiles(recording: Recording, rows: Sequence[Row], group: int, qkv: QKV, out: Grid, stats: Grid) -> None:
-    heads = recording.heads(group)
     for row in rows:
-        i = row.index
         to, numbers = out.new(row, group), stats.new(row, group)
         for j in row.keys:
-            q, k, v, where = qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), _where(row, j, heads)
-            if recording.rows.packed:
-                apart = row.start - recording.rows[j].start
-                operation = ops.attention_packed(q, k, v, recording.positions[i], to, numbers, **where, apart=apart)
-            else:
-                operation = ops.attention(q, k, v, to, numbers, **where)
-            recording.program.add(operation)
+            q, k, v = qkv.q.at(row.index), qkv.k.at(j), qkv.v.at(j)
+            recording.program.add(ops.attention(q, k, v, to, numbers, **_where(recording, group, row, recording.rows[j])))
 
 
 def _forward_pages(
@@ -122,16 +115,13 @@ def backward(
         dk, dv = dqkv.k.new(row), dqkv.v.new(row)
         for i in row.queries:
             query = recording.rows[i]
-            q, k, v, where = qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), _where(query, j, heads)
-            others = dout[i, group], stats[i, group], delta[i, group], dqkv.q.new(query), dk, dv
-            if packed:
-                apart = query.start - row.start
-                operation = ops.attention_packed_backward(q, k, v, recording.positions[i], *others, **where, apart=apart)
-            else:
-                operation = ops.attention_backward(q, k, v, *others, **where)
-            recording.program.add(operation)
+            recording.program.add(ops.attention_backward(
+                qkv.q.at(i), qkv.k.at(j), qkv.v.at(j), dout[i, group], stats[i, group], delta[i, group],
+                dqkv.q.new(query), dk, dv, **_where(recording, group, query, row)))  # fmt: skip
 
 
-def _where(query: Row, key: int, heads: int) -> dict[str, Any]:
-    """Return how the queries of a row tile meet the keys of the row tile of this index."""
-    return {"seqs": query.seqs, "heads": heads, "first": key == query.keys[0], "diagonal": key == query.index}
+def _where(recording: Recording, group: int, query: Row, key: Row) -> dict[str, Any]:
+    """Return how the queries of a row tile meet the keys of another."""
+    packed = ops.Packed(recording.positions[query.index], query.start - key.start) if recording.rows.packed else None
+    return {"seqs": query.seqs, "heads": recording.heads(group), "first": key.index == query.keys[0],
+            "diagonal": key.index == query.index, "packed": packed}  # fmt: skip

@@ -10,8 +10,7 @@ each, or a piece of one.
 """
 
 from asynctile.ops.adamw import adamw, adamw_bf16, sum_squares
-from asynctile.ops.attention import attention, attention_backward, attention_backward_whole, attention_delta
-from asynctile.ops.attention_packed import attention_packed, attention_packed_backward
+from asynctile.ops.attention import Packed, attention, attention_backward, attention_backward_whole, attention_delta
 from asynctile.ops.attention_page import attention_page
 from asynctile.ops.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.ops.elementwise import add, column_sums, column_sums_copy, copy, fill, scale
@@ -43,12 +42,11 @@ from asynctile.ops.rope import rope, rope_rows
 from asynctile.ops.swiglu import swiglu, swiglu_and_backward
 
 __all__ = [
-    "adamw", "adamw_bf16", "add", "attention", "attention_backward", "attention_backward_whole", "attention_delta",
-    "attention_packed", "attention_packed_backward", "attention_page", "column_sums", "column_sums_copy", "copy",
-    "cross_entropy", "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens",
-    "embed_tokens_backward", "fill", "gelu", "gelu_and_backward", "gelu_backward", "gemm", "gemm_rows", "layernorm",
-    "layernorm_backward", "layernorm_gradients", "layernorm_stats", "layernorm_sums", "layernorm_whole",
-    "layernorm_whole_backward", "rmsnorm", "rmsnorm_backward", "rmsnorm_gradients", "rmsnorm_heads",
-    "rmsnorm_heads_backward", "rmsnorm_stats", "rmsnorm_sums", "rmsnorm_whole", "rmsnorm_whole_backward", "rope",
-    "rope_rows", "scale", "sum_squares", "swiglu", "swiglu_and_backward",
+    "Packed", "adamw", "adamw_bf16", "add", "attention", "attention_backward", "attention_backward_whole",
+    "attention_delta", "attention_page", "column_sums", "column_sums_copy", "copy", "cross_entropy",
+    "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens", "embed_tokens_backward",
+    "fill", "gelu", "gelu_and_backward", "gelu_backward", "gemm", "gemm_rows", "layernorm", "layernorm_backward",
+    "layernorm_gradients", "layernorm_stats", "layernorm_sums", "layernorm_whole", "layernorm_whole_backward", "rmsnorm",
+    "rmsnorm_backward", "rmsnorm_gradients", "rmsnorm_heads", "rmsnorm_heads_backward", "rmsnorm_stats", "rmsnorm_sums",
+    "rmsnorm_whole", "rmsnorm_whole_backward", "rope", "rope_rows", "scale", "sum_squares", "swiglu", "swiglu_and_backward",
 ]  # fmt: skip

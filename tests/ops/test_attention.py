@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from asynctile.ops import (
+    Packed,
     attention,
     attention_backward,
     attention_backward_whole,
-    attention_packed,
-    attention_packed_backward,
     attention_page,
 )
 from asynctile.storage.tile import Tile
@@ -26,14 +25,13 @@ def every_operation(columns):
     k, v, dk, dv = (tile(name, ROWS, columns) for name in ("k", "v", "dk", "dv"))
     stats, delta, page = tile("stats", 12, ROWS), tile("delta", 6, ROWS), tile("page", 10, columns)
     rows, pages, where = tile("rows", 2 * ROWS), tile("pages", 2), {"first": True, "diagonal": True}
-    places, packed = tile("positions", ROWS, dtype=np.int32), {**where, "apart": 0}
+    packed = {**where, "packed": Packed(tile("positions", ROWS, dtype=np.int32), 0)}
     return [
         lambda: attention(q, k, v, out, stats, seqs=2, heads=HEADS, **where),
         lambda: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs=2, heads=HEADS, **where),
         lambda: attention_backward_whole(q, k, v, out, dout, stats, delta, dq, dk, dv, seqs=2, heads=HEADS),
-        lambda: attention_packed(q, k, v, places, out, stats, seqs=2, heads=HEADS, **packed),
-        lambda: attention_packed_backward(
-            q, k, v, places, dout, stats, delta, dq, dk, dv, seqs=2, heads=HEADS, **packed),
+        lambda: attention(q, k, v, out, stats, seqs=2, heads=HEADS, **packed),
+        lambda: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs=2, heads=HEADS, **packed),
         lambda: attention_page(q, k, v, page, rows, pages, out, stats, number=0, heads=HEADS, first=True, last=True),
     ]
 
@@ -53,5 +51,5 @@ def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused(columns):
 def test_a_packed_row_has_a_position_for_each_query():
     q, k, v, out = (tile(name, ROWS, 24) for name in ("q", "k", "v", "out"))
     with pytest.raises(ValueError, match=r"attention_packed: positions has shape \(7,\), expected \(8,\)"):
-        attention_packed(q, k, v, tile("positions", 7), out, tile("stats", 12, ROWS), seqs=2, heads=HEADS, first=True,
-                         diagonal=True, apart=0)
+        attention(q, k, v, out, tile("stats", 12, ROWS), seqs=2, heads=HEADS, first=True, diagonal=True,
+                  packed=Packed(tile("positions", 7), 0))

@@ -1,4 +1,4 @@
-"""Causal attention of rows of several examples, and its gradient. The contracts are in asynctile/ops/attention_packed.py.
+"""Causal attention of rows of several examples, and its gradient. The contracts are in asynctile/ops/attention.py.
 
 The pieces are those of attention.py and attention_backward.py. They skip blocks of keys that lie wholly in earlier examples.
 """

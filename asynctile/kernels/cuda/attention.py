@@ -1,4 +1,4 @@
-"""Launchers of attention*.cu. The contracts are in asynctile/ops/attention.py and attention_packed.py."""
+"""Launchers of attention*.cu. The contracts are in asynctile/ops/attention.py."""
 
 from __future__ import annotations
 
