@@ -214,7 +214,7 @@ async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
     rows = model_state_of(trainer.model).tiling.rows(batch, length, trainer.micro_batches, trainer.replicas)
 
     async def placed(rows: Rows, kept: int) -> Program:
-        return await trainer._recorded("step", rows, kept, await trainer._on_host("step", rows, kept))
+        return await trainer._placing.recorded("step", rows, kept, await trainer._placing.on_host("step", rows, kept))
 
     return await trainer._keeping.run("step", rows, trainer.update, placed)
 

@@ -6,6 +6,7 @@ architecture.py defines what a family supplies.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from asynctile.layers.architecture import Architecture
@@ -13,11 +14,15 @@ from asynctile.layers.config import Config
 from asynctile.layers.foreign import check_fields
 from asynctile.layers.gpt2.family import GPT2
 from asynctile.layers.llama.family import LLAMA
-from asynctile.layers.mistral.family import MISTRAL
-from asynctile.layers.qwen2.family import QWEN2
-from asynctile.layers.qwen3.family import QWEN3
+from asynctile.layers.mistral.config import MistralConfig
+from asynctile.layers.qwen2.config import Qwen2Config
+from asynctile.layers.qwen3.config import Qwen3Config
 from asynctile.storage.input import shown
 
+#: Families with LLaMA's layers and configurations of their own.
+MISTRAL = replace(LLAMA, title="Mistral", config=MistralConfig)
+QWEN2 = replace(LLAMA, title="Qwen2", config=Qwen2Config)
+QWEN3 = replace(LLAMA, title="Qwen3", config=Qwen3Config)
 #: Families by `model_type`, as config.json names them.
 ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}
 

@@ -14,12 +14,9 @@ from typing import Any, Self
 from asynctile.measure.statistics import StepTraffic
 from asynctile.storage.input import parse_json, read_lines
 
-#: Fields of an engine's Statistics that grow during a step (the growth is reported), and peaks (reported as they are).
-GROWING = (
-    "stall_s", "uploaded_bytes", "downloaded_bytes", "passed_bytes", "sent_bytes", "received_bytes", "spill_read_bytes",
-    "spill_written_bytes",
-)  # fmt: skip
-PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
+#: Fields of an engine's StepTraffic: peaks, which are reported as they are, and moved bytes, of which the growth is.
+PEAKS = tuple(name for name in StepTraffic._fields if name.endswith("_peak_bytes"))
+MOVED = tuple(name for name in StepTraffic._fields if name.endswith("_bytes") and name not in PEAKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class StepReport:
             **values,
             step_s=step_s,
             tokens_per_s=positions / step_s,
-            **{name: getattr(after, name) - getattr(before, name) for name in GROWING},
+            **{name: getattr(after, name) - getattr(before, name) for name in ("stall_s", *MOVED)},
             **{name: getattr(after, name) for name in PEAKS},
         )
 

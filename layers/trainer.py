@@ -47,14 +47,13 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.telling import tell_data_ended, tell_step
 from asynctile.layers.terms import terms_of
 from asynctile.layers.tuning import checked_freeze
-from asynctile.layers.update_placement import NOWHERE, check_update
+from asynctile.layers.update_placement import check_update
 from asynctile.loop.thread import under_shield
 from asynctile.measure.rates import measure_gemms
 from asynctile.measure.statistics import StepTraffic
 from asynctile.program.precision import compute_dtype
 from asynctile.program.program import UPDATE, Program
 from asynctile.share import Share, runtime_of
-from asynctile.storage.tile import Tile
 
 #: A batch of at most this many numbers is checked and cut on the loop: a thread would take as long to begin.
 AT_ONCE = 1 << 16
@@ -117,7 +116,7 @@ class Trainer:
             check_kind("adapters", adapters, LoRA, "a LoRA, or None")
         self._settings = Settings(
             clip_norm=clip_norm, micro_batches=micro_batches, replicas=replicas, recompute=recompute)
-        self._nodes = Nodes(state.runtime)
+        self._nodes, self._terms = Nodes(state.runtime), partial(terms_of, state, self._settings)
         carriers = table(replicas, self._nodes.devices)
         check_update(update)
         state.train(adapters, checked_freeze(freeze))
@@ -206,7 +205,7 @@ class Trainer:
             rows, inputs, count = await self._begun(f"step {step}", tokens, targets, positions, hyper=hyper)
 
             async def run(rows: Rows, kept: int) -> StepReport:
-                program = await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
+                program = await self._placing.recorded(kind, rows, kept, await self._placing.on_host(kind, rows, kept))
                 await self._prepare(program)
                 report = partial(self._report, self._runtime.traffic(), time.perf_counter(), rows.batch * rows.length, count)
                 return await self._run(program, inputs, count, report, counted)
@@ -251,7 +250,7 @@ class Trainer:
                 outputs = dict[str, NDArray[np.float32]]()
 
                 async def run(rows: Rows, kept: int) -> None:
-                    program = await self._recorded("gradients", rows, kept)
+                    program = await self._placing.recorded("gradients", rows, kept)
                     await self._state.run(program, {name: inputs[name] for name in program.inputs}, outputs)
 
                 try:
@@ -281,7 +280,7 @@ class Trainer:
                 rows = self._rows(batch_size, seq_len)
 
                 async def run(rows: Rows, kept: int) -> float | None:
-                    demand = self._state.demand(await self._recorded(self._kind, rows, kept))
+                    demand = self._state.demand(await self._placing.recorded(self._kind, rows, kept))
                     async with runtime.exclusive():
                         await runtime.cut(demand)
                         rate = await measure_gemms(runtime.tiers, compute_dtype(runtime.life.precision))
@@ -362,14 +361,13 @@ class Trainer:
         self, what: str, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None, **also: Any
     ) -> tuple[Rows, dict[str, Any], int]:
         """Return `_inputs` with `also`, once all nodes begin `what` with the same ones. A refusal is told to all."""
-        terms = partial(terms_of, self._state, self._settings)
         try:
             rows, inputs, count = await self._cut(tokens, targets, positions)
         except (TypeError, ValueError) as error:
-            await self._nodes.begin(what, error, terms)
+            await self._nodes.begin(what, error, self._terms)
             raise
         inputs |= also
-        await self._nodes.begin(what, inputs, terms)
+        await self._nodes.begin(what, inputs, self._terms)
         return rows, inputs, count
 
     async def _cut(
@@ -400,13 +398,6 @@ class Trainer:
 
     def _rows(self, batch: int, length: int, *, packed: bool = False) -> Rows:
         return self._state.tiling.rows(batch, length, self.micro_batches, self.replicas, packed)
-
-    async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
-        return await self._placing.recorded(kind, rows, kept, on_host)
-
-    async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
-        """Return the weight tiles to update on the host."""
-        return await self._placing.on_host(kind, rows, kept)
 
     async def _numbers(self, mark: str, program: Program, run: Job) -> NDArray[np.float64]:
         """Return the numbers that the step has reported up to a mark, or its end, on all nodes."""

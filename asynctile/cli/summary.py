@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from asynctile.cli.session import Session
-from asynctile.cli.totals import LOSS, MOVED, PEAKS, Sums
+from asynctile.cli.totals import LOSS, Sums
 from asynctile.layers.chat_format import ChatFormat, read_chat_files
-from asynctile.layers.report import number_in
+from asynctile.layers.report import MOVED, PEAKS, number_in
 from asynctile.share import runtime_of
 from asynctile.storage.counts import counted
 from asynctile.storage.folder import encode_json

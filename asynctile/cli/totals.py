@@ -7,18 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynctile.layers.report import number_in
+from asynctile.layers.report import MOVED, PEAKS, number_in
 
-__all__ = ["LOSS", "MOVED", "PEAKS", "Line", "Sums"]
+__all__ = ["LOSS", "Line", "Sums"]
 
 Line = Mapping[str, Any]
 
-#: Bytes that steps move.
-MOVED = (
-    "uploaded_bytes", "downloaded_bytes", "passed_bytes", "sent_bytes", "received_bytes", "spill_read_bytes",
-    "spill_written_bytes",
-)  # fmt: skip
-PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 LOSS = "validation_loss"
 #: The training loss is averaged over this many last steps.
 _LAST_STEPS = 100

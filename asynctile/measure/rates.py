@@ -4,9 +4,8 @@ A GPU is probed completely, once on a machine (known.py). Any device may be prob
 well a training uses it (Trainer.gemm_rate). cores.py probes cores.
 
 Probes run on the device's streams, in slots that they take for as long as they last, so they stay below the caps like a
-step. They launch on the device itself, past the tile coroutine. They use the slots in shapes of their own, many at
-once, ordered only by chain. The coroutine's work for an operation (slots, ranks, the next use) would be measured as
-well, and would disturb the ranks of real tiles.
+step. They launch on the device itself, without a schedule: many pieces at once, ordered only by chain, in the slots in shapes
+of their own. A schedule would order them otherwise, and the work of carrying it out would be measured as well.
 """
 
 from __future__ import annotations

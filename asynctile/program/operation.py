@@ -1,7 +1,7 @@
 """An operation: one verb applied to some tiles, known before anything runs.
 
-The functions in asynctile/ops make operations, and asynctile/program/program.py puts them in order. Each runs as one coroutine
-(asynctile/launch/lane.py); asynctile/kernels has the code that computes it.
+The functions in asynctile/ops make operations, and asynctile/program/program.py puts them in order. A schedule of a program
+says when each is enqueued (asynctile/execute), asynctile/kernels has the code that computes it.
 """
 
 from __future__ import annotations

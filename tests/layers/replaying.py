@@ -80,7 +80,7 @@ async def training(place: dict[str, Any], *, update: str = "device", **options: 
                 return frozenset(list(model_state_of(trainer.model).weights())[::2])
 
             # The choice of "auto" would depend on this machine's speed, and be no choice where everything fits.
-            trainer._on_host = every_other
+            trainer._placing.on_host = every_other
         yield engine, trainer
 
 

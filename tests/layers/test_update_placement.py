@@ -18,6 +18,7 @@ from asynctile import BudgetError, Engine
 from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.model import model_state_of
+from asynctile.layers.placing import Placing
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import record
 from asynctile.layers.update_placement import (
@@ -107,12 +108,12 @@ async def test_no_mixture_changes_a_bit(
     chance = random.Random(seed)
     mixture: list[int] = []
 
-    async def drawn(self: Trainer, *_: Any) -> Any:
-        weights = list(model_state_of(self.model).weights())
+    async def drawn(self: Placing, *_: Any) -> Any:
+        weights = list(self._model.weights())
         mixture[:] = mixture or [index for index in range(len(weights)) if chance.random() < (0.1, 0.5, 0.9)[seed % 3]]
         return frozenset(weights[index] for index in mixture)
 
-    monkeypatch.setattr(Trainer, "_on_host", drawn)  # no argument of a Trainer places single tiles
+    monkeypatch.setattr(Placing, "on_host", drawn)  # no argument of a Trainer places single tiles
     options: dict[str, Any] = {"device_memory": STATES // 4}
     if seed % 2:
         options |= {"host_memory": STATES // 3, "spill": tmp_path}
