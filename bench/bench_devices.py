@@ -44,7 +44,7 @@ from asynctile.layers.machine import Machine, Work
 from asynctile.layers.planned_step import planned_step
 from asynctile.measure.calls import Call, call_of
 from asynctile.measure.simulate import Traffic, simulate
-from asynctile.measure.virtual import Timeline, timeline
+from asynctile.measure.virtual import Timeline, timelines
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.schedule.rates import CORES, Rates
@@ -167,7 +167,7 @@ def by_arithmetic(schedule: Schedule, seconds: Mapping[Call, float], rate: float
             return 0.0
         return entry.nbytes / (peer_rate if entry.kind is Kind.PASS else rate)
 
-    return timeline(schedule, seconds_of)
+    return timelines([schedule], [seconds_of])[0]
 
 
 def rows_of(

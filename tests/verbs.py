@@ -89,15 +89,11 @@ def gelu(x: Array, y: Array) -> None:
     y[:] = 0.5 * x * (1 + _tanh(x))
 
 
-def gelu_backward(x: Array, grad: Array) -> None:
+def gelu_and_backward(x: Array, y: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+    gelu(x, y)
     wide, t = x.astype(np.float64), _tanh(x)
     inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * wide**2)
     grad[:] = grad * (0.5 * (1 + t) + 0.5 * wide * (1 - t**2) * inner)
-
-
-def gelu_and_backward(x: Array, y: Array, grad: Array, sums: Array, accumulate: bool) -> None:
-    gelu(x, y)
-    gelu_backward(x, grad)
     column_sums(grad, sums, accumulate)
 
 
@@ -487,7 +483,7 @@ VERBS: dict[str, Callable[..., None]] = {
         add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_packed,
         attention_packed_backward, attention_page, column_sums, column_sums_copy, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
-        gelu_and_backward, gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias,
+        gelu_and_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias,
         gemm_rows_bias_onto, gemm_rows_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats,
         layernorm_sums, layernorm_whole, layernorm_whole_backward, rmsnorm, rmsnorm_backward, rmsnorm_gradients,
         rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums, rmsnorm_whole, rmsnorm_whole_backward, rope,

@@ -91,22 +91,14 @@ class Timeline:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def timeline(
-    schedule: Schedule, seconds_of: Seconds, unit_of: Callable[[Scheduled], Unit] = unit_of, at_once: int = 1
-) -> Timeline:
-    """Return when each entry runs. Of several nodes this is one, which never waits for another.
-
-    seconds_of: of an entry by itself. unit_of: the unit that carries it. at_once: how many operations a device computes side by
-    side.
-    """
-    return timelines([schedule], [seconds_of], unit_of, at_once)[0]
-
-
 def timelines(
     schedules: Sequence[Schedule], seconds_of: Sequence[Seconds], unit_of: Callable[[Scheduled], Unit] = unit_of,
     at_once: int = 1,
 ) -> list[Timeline]:  # fmt: skip
-    """Return when each entry runs on each node, by one clock. schedules, seconds_of: by node; otherwise as `timeline`.
+    """Return when each entry runs on each node, by one clock.
+
+    schedules: by node; a single one never waits for others. seconds_of: by node, of an entry by itself. unit_of: the unit that
+    carries it. at_once: how many operations a device computes side by side.
 
     A transfer takes as long as it does for the slower of both nodes. ValueError if nodes count other transfers between them.
     """

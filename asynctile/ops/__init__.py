@@ -15,7 +15,7 @@ from asynctile.ops.attention_page import attention_page
 from asynctile.ops.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.ops.elementwise import add, column_sums, column_sums_copy, copy, fill, scale
 from asynctile.ops.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
-from asynctile.ops.gelu import gelu, gelu_and_backward, gelu_backward
+from asynctile.ops.gelu import gelu, gelu_and_backward
 from asynctile.ops.gemm import gemm
 from asynctile.ops.gemm_rows import gemm_rows
 from asynctile.ops.layernorm import (
@@ -45,7 +45,7 @@ __all__ = [
     "Packed", "adamw", "adamw_bf16", "add", "attention", "attention_backward", "attention_backward_whole",
     "attention_delta", "attention_page", "column_sums", "column_sums_copy", "copy", "cross_entropy",
     "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens", "embed_tokens_backward",
-    "fill", "gelu", "gelu_and_backward", "gelu_backward", "gemm", "gemm_rows", "layernorm", "layernorm_backward",
+    "fill", "gelu", "gelu_and_backward", "gemm", "gemm_rows", "layernorm", "layernorm_backward",
     "layernorm_gradients", "layernorm_stats", "layernorm_sums", "layernorm_whole", "layernorm_whole_backward", "rmsnorm",
     "rmsnorm_backward", "rmsnorm_gradients", "rmsnorm_heads", "rmsnorm_heads_backward", "rmsnorm_stats", "rmsnorm_sums",
     "rmsnorm_whole", "rmsnorm_whole_backward", "rope", "rope_rows", "scale", "sum_squares", "swiglu", "swiglu_and_backward",

@@ -12,14 +12,8 @@ def gelu(x: Tile, y: Tile) -> Operation:
     return Operation("gelu", (x, y), "rw")
 
 
-def gelu_backward(x: Tile, grad: Tile) -> Operation:
-    """Multiply grad (R, C) by gelu'(x), both T, in place. Kernel: gelu_backward(x, grad)."""
-    expect("gelu_backward", grad, x.shape)
-    return Operation("gelu_backward", (x, grad), "ru")
-
-
 def gelu_and_backward(x: Tile, y: Tile, grad: Tile, sums: Tile, *, accumulate: bool) -> Operation:
-    """Compute `gelu` and `gelu_backward`, and set sums (C,) to the column sums of the new grad, plus sums if `accumulate`.
+    """Compute `gelu`, multiply grad (R, C), T, by gelu'(x), and set sums (C,) to its column sums, plus sums if `accumulate`.
 
     The sums use grad before it is rounded to T. Kernel: gelu_and_backward(x, y, grad, sums, accumulate).
     """

@@ -49,7 +49,6 @@ def calls(dtype: str) -> dict[str, Call]:
         "gemm_rows_bias_onto": ([typed, square, row, random(11, R, C), poison(R, C)], (True,), False),
         "attention_page": ([*([typed] * 3), page, placed, owners, out, poison(6, R)], (1, 3, True, True), False),
         "gelu": ([typed, out], (), False),
-        "gelu_backward": ([typed, random(11, R, C, dtype=dtype)], (), False),
         "gelu_and_backward": ([typed, out, random(11, R, C, dtype=dtype), row], (True,), False),
         "layernorm_stats": ([x, pair], (C, True, 1e-5), False),
         "layernorm": ([x, pair, row, row, out], (), False),

@@ -13,7 +13,7 @@ from asynctile import Engine
 from asynctile.cli.stress.place import StressEngine, draw_place
 from asynctile.cli.stress.writer import write_program
 from asynctile.measure.simulate import simulate
-from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm
+from asynctile.ops import adamw, add, copy, fill, gelu, gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import AT_HOST, Program
@@ -176,7 +176,7 @@ async def test_a_tile_that_only_the_host_uses_next_is_evicted_first(tmp_path):
 
 async def test_a_tile_that_the_host_is_about_to_write_is_loaded_after_the_write():
     w, x, y = tiles = standing("w", "x", "y")
-    program = program_of(fill(x, 1.0), on_host(gelu_backward(x, w)), *(fill(y, 1.0) for _ in range(20)), copy(w, y))
+    program = program_of(fill(x, 1.0), on_host(add(x, w)), *(fill(y, 1.0) for _ in range(20)), copy(w, y))
     async with Engine("emulated", device_memory=8 * NBYTES) as engine:
         await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None

@@ -10,7 +10,7 @@ from asynctile.layers.plan import traffic_of
 from asynctile.layers.planned_step import planned_step, planned_steps
 from asynctile.measure.costs import CARRY, EntryCosts
 from asynctile.measure.simulate import simulate
-from asynctile.measure.virtual import Resource, Seconds, Timeline, Unit, timeline, timelines, unit_of
+from asynctile.measure.virtual import Resource, Seconds, Timeline, Unit, timelines, unit_of
 from asynctile.program.operation import HOST, WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.rates import CORES, assumed
@@ -37,7 +37,7 @@ def schedule_of(
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_entries_begin_after_what_they_wait_for_and_never_crowd_a_unit(at_once: int) -> None:
     schedule = schedule_of("emulated*2", replicas=2, update="host")
-    line = timeline(schedule, lambda entry: 1.0 if isinstance(entry.what, Operation) else 0.25, at_once=at_once)
+    [line] = timelines([schedule], [lambda entry: 1.0 if isinstance(entry.what, Operation) else 0.25], at_once=at_once)
     for number, entry in enumerate(schedule.entries):
         assert line.units[number] == unit_of(entry)
         assert all(line.ends[before] <= line.begins[number] for before in (*entry.waits, *entry.after))
@@ -54,7 +54,7 @@ def test_entries_begin_after_what_they_wait_for_and_never_crowd_a_unit(at_once: 
 
 def test_updates_wait_until_the_loss_is_known() -> None:
     schedule = schedule_of()
-    line = timeline(schedule, lambda entry: 1.0)
+    [line] = timelines([schedule], [lambda entry: 1.0])
     updates = [number for number, entry in enumerate(schedule.entries) if entry.stretch >= schedule.marks["update"]]
     reports = [number for number, entry in enumerate(schedule.entries)
                if entry.stretch < schedule.marks["loss"] and isinstance(entry.what, Operation)
@@ -157,7 +157,7 @@ def test_a_transfer_waits_for_both_nodes_and_takes_as_long_as_for_the_slower_one
 
 
 def test_a_node_by_itself_waits_for_no_other_node() -> None:
-    line = timeline(node(work(), receives(1, 0), sends(1, 0, 0), work(1)), lasting(1.0, 2.0))
+    [line] = timelines([node(work(), receives(1, 0), sends(1, 0, 0), work(1))], [lasting(1.0, 2.0)])
     assert spans(line) == [(0, 1), (0, 2), (1, 3), (2, 3)]
 
 
@@ -187,7 +187,7 @@ def test_sums_go_before_weights_that_come_earlier_in_the_schedule() -> None:
         node(receives(0, 0), receives(0, 0, tile=WEIGHT), receives(0, 1)),
     ]
     first, _ = timelines(schedules, [lasting(1.0)] * 2)
-    assert spans(first) == spans(timeline(schedules[0], lasting(1.0))) == [(0, 1), (0, 2), (4, 6), (2, 4)]
+    assert spans(first) == spans(timelines(schedules[:1], [lasting(1.0)])[0]) == [(0, 1), (0, 2), (4, 6), (2, 4)]
 
 
 def test_a_node_receives_from_one_other_node_at_a_time_and_senders_go_on_with_other_tiles() -> None:

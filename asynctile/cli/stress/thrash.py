@@ -15,7 +15,7 @@ from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.place import EngineSetup
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Workload
-from asynctile.ops import gelu_backward, gemm
+from asynctile.ops import add, gemm, scale
 from asynctile.program.operation import WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.share import runtime_of
@@ -54,7 +54,8 @@ async def play(round: Round) -> bool:
 def _cycle(chance: random.Random) -> tuple[Workload, int]:
     """Return a workload and its number of passes.
 
-    Each pass updates every tile from the tile before it. One update in five, drawn at random, reads another tile as well.
+    Each pass updates every tile to its mean with the tile before it, or to that tile's product with another: one in five, drawn
+    at random.
     """
     count, passes = chance.randint(*_TILES), chance.randint(*_PASSES)
     normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
@@ -65,7 +66,8 @@ def _cycle(chance: random.Random) -> tuple[Workload, int]:
         if chance.random() < 0.2:
             program.add(gemm(last, chance.choice([other for other in tiles if other is not tile]), tile))
         else:
-            program.add(gelu_backward(last, tile))
+            program.add(add(last, tile))
+            program.add(scale(tile, 0.5))
     values = {tile: normal(tile.shape, np.float32) / np.float32(np.sqrt(_EDGE)) for tile in tiles}
     return Workload(program.finish(), values, {}), passes
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from asynctile.cli.stress.work import Workload, compute
 from asynctile.layers import AdamW
-from asynctile.ops import adamw, column_sums, copy, fill, gelu, gelu_backward, gemm, layernorm, layernorm_stats, sum_squares
+from asynctile.ops import adamw, column_sums, copy, fill, gelu, gelu_and_backward, gemm, layernorm, layernorm_stats, sum_squares
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
@@ -188,8 +188,10 @@ class _Writer:
         self._do(gelu(source, self._target(source)))
 
     def _bend(self) -> None:
-        source = self._read()
-        self._do(gelu_backward(source, self._over(self.whole + self.alive, source)))
+        source, sums, free = self._read(), self.chance.choice(self.rows), self.whole + self.alive
+        grad = self._over(free, source)
+        y = self._over(free, source, grad)
+        self._do(gelu_and_backward(source, y, grad, sums, accumulate=self.chance.random() < 0.3))
 
     def _sums(self) -> None:
         self._do(column_sums(self._read(), self.chance.choice(self.rows), accumulate=self.chance.random() < 0.3))

@@ -30,22 +30,6 @@ def gelu(x: Any, y: Any) -> None:
 
 
 @piece(FUSE)
-def _bend(source: Any, target: Any) -> None:
-    for i in range(source.size):
-        value = source[i]
-        square = value * value
-        share = ONE / (ONE + exp(value * (SLOPE + CUBIC * square)))
-        bend = value * (SLOPE + CUBIC_3 * square)
-        target[i] *= share - share * (ONE - share) * bend
-
-
-@kernel((TILE, TILE))
-def gelu_backward(x: Any, grad: Any) -> None:
-    """grad *= gelu'(x)."""
-    _bend(x.reshape(-1), grad.reshape(-1))
-
-
-@piece(FUSE)
 def _pass_and_bend(source: Any, y: Any, target: Any) -> None:
     for i in range(source.size):
         value = source[i]

@@ -24,7 +24,7 @@ from asynctile.kernels.cuda.context import SCRATCH, Context, Packed, pack
 from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.kernels.cuda.elementwise import add, column_sums, column_sums_copy, copy, fill, scale
 from asynctile.kernels.cuda.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
-from asynctile.kernels.cuda.gelu import gelu, gelu_and_backward, gelu_backward
+from asynctile.kernels.cuda.gelu import gelu, gelu_and_backward
 from asynctile.kernels.cuda.gemm import gemm, gemm_bias, gemm_bias_onto, gemm_onto
 from asynctile.kernels.cuda.gemm_rows import gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto
 from asynctile.kernels.cuda.layernorm import (
@@ -59,7 +59,7 @@ KERNELS: dict[str, Callable[..., None]] = {
         add, adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_packed,
         attention_packed_backward, attention_page, column_sums, column_sums_copy, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
-        gelu_and_backward, gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias,
+        gelu_and_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias,
         gemm_rows_bias_onto, gemm_rows_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats,
         layernorm_sums, layernorm_whole, layernorm_whole_backward, rmsnorm, rmsnorm_backward, rmsnorm_gradients,
         rmsnorm_heads, rmsnorm_heads_backward, rmsnorm_stats, rmsnorm_sums, rmsnorm_whole, rmsnorm_whole_backward, rope,

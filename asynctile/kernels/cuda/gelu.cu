@@ -16,8 +16,6 @@ static __device__ __forceinline__ float gelu_slope(float x, float square, float 
     return share - share * (1.0f - share) * (x * (GELU_SLOPE + 3.0f * GELU_CUBIC * square));
 }
 
-static __device__ __forceinline__ float gelu_slope(float x) { return gelu_slope(x, x * x, gelu_share(x, x * x)); }
-
 template <int N, typename T>
 static __device__ void gelu_forward(const T *x, T *y, size_t count) {
     size_t at = first_element<N>();
@@ -33,23 +31,7 @@ static __device__ void gelu_forward(const T *x, T *y, size_t count) {
     }
 }
 
-template <int N, typename T>
-static __device__ void gelu_backward(const T *x, T *grad, size_t count) {
-    size_t at = first_element<N>();
-    if (at + N <= count) {
-        float values[N], grads[N];
-        load(x + at, values);
-        load(grad + at, grads);
-#pragma unroll
-        for (int i = 0; i < N; i++) grads[i] *= gelu_slope(values[i]);
-        store(grad + at, grads);
-    } else {
-#pragma unroll 1
-        for (; at < count; at++) assign(grad[at], to_float(grad[at]) * gelu_slope(to_float(x[at])));
-    }
-}
-
-// Compute both, and the column sums of the gradient, which column_sums_last finishes.
+// Compute y and the gradient, and the gradient's column sums, which column_sums_last finishes.
 template <int N, bool VECTOR, typename T>
 static __device__ void gelu_both_chunk(const T *__restrict__ x, T *__restrict__ y, T *__restrict__ grad, double *partial,
                                        int rows, int columns, int chunks) {
@@ -73,10 +55,6 @@ static __device__ void gelu_both_chunk(const T *__restrict__ x, T *__restrict__ 
 extern "C" __global__ void gelu_f32(const float *x, float *y, int count) { gelu_forward<4>(x, y, count); }
 
 extern "C" __global__ void gelu_bf16(const bf16 *x, bf16 *y, int count) { gelu_forward<8>(x, y, count); }
-
-extern "C" __global__ void gelu_backward_f32(const float *x, float *grad, int count) { gelu_backward<4>(x, grad, count); }
-
-extern "C" __global__ void gelu_backward_bf16(const bf16 *x, bf16 *grad, int count) { gelu_backward<8>(x, grad, count); }
 
 extern "C" __global__ void gelu_and_backward_f32(const float *x, float *y, float *grad, double *partial, int rows,
                                                  int columns, int chunks) {

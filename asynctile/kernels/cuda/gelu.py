@@ -12,11 +12,6 @@ def gelu(on: Context, x: Array, y: Array) -> None:
     on.launch(f"gelu_{suffix(x)}", blocks_of_vectors(x), BLOCK, x, y, x.size)
 
 
-def gelu_backward(on: Context, x: Array, grad: Array) -> None:
-    """grad *= gelu'(x)."""
-    on.launch(f"gelu_backward_{suffix(x)}", blocks_of_vectors(x), BLOCK, x, grad, x.size)
-
-
 def gelu_and_backward(on: Context, x: Array, y: Array, grad: Array, sums: Array, accumulate: bool) -> None:
     """y = gelu(x); grad *= gelu'(x); sums = column sums of grad (+ sums)."""
     rows, columns = x.shape
