@@ -29,10 +29,6 @@ class Stopping:
         self._held = ""
         self.found: int | str | None = None
 
-    def add_ids(self, ids: Collection[int]) -> None:
-        """End the text at these token ids too."""
-        self._ids |= frozenset(_checked_ids(ids))
-
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError for an id that a model of `vocab_size` tokens cannot write."""
         beyond = [id for id in self._ids if not 0 <= id < vocab_size]

@@ -24,14 +24,7 @@ LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 P0, P1, P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 P3, P4, P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 ONE, ZERO, INFINITY = np.float32(1.0), np.float32(0.0), np.float32(np.inf)
-EXPONENT_AT = np.int32(23)
 SIGN_AT, MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)
-
-
-@intrinsic
-def bits_of(typing: Any, x: Any) -> Any:
-    """Return an int32 with the bits of a float32."""
-    return types.int32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
 
 
 @intrinsic
