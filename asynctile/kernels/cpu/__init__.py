@@ -14,7 +14,6 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     adamw,
     attention,
     attention_backward,
-    attention_packed,
     attention_page,
     cross_entropy,
     elementwise,

@@ -1,10 +1,10 @@
 """Causal attention of one query tile with one key tile. The contract is in asynctile/ops/attention.py.
 
-The gradient is in attention_backward.py, and attention_packed.py computes rows of several examples with the pieces of both. The
-kernel works block by block, so that scores stay in the L2 cache, and it skips blocks above the diagonal. A block of scores is
-stored transposed, keys by queries. Maxima, sums and exponentials then run over queries side by side in the lanes of a vector,
-and no loop reduces across lanes. OpenBLAS computes the products. Its kernels for small matrices are fastest on dense operands
-of these layouts (260 against 160 GFLOP/s for q k^T on strided rows, Zen 5), so queries are transposed once for all their keys.
+The gradient is in attention_backward.py. The kernels work block by block, so that scores stay in the L2 cache, and they skip
+blocks above the diagonal and of keys that lie wholly in earlier examples. A block of scores is stored transposed, keys by
+queries. Maxima, sums and exponentials then run over queries side by side in the lanes of a vector, and no loop reduces across
+lanes. OpenBLAS computes the products. Its kernels for small matrices are fastest on dense operands of these layouts (260
+against 160 GFLOP/s for q k^T on strided rows, Zen 5), so queries are transposed once for all their keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from asynctile.kernels.cpu.blas import sgemm
 from asynctile.kernels.cpu.exp import exp
-from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, inline, kernel, piece
+from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, TOKENS, inline, kernel, piece
 
 #: Queries of a block, always computed whole (missing ones are zeros), and keys of a block. The scores take 32 KiB.
 QUERIES, KEYS = 64, 128
@@ -179,6 +179,15 @@ def attend(
 def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: int, first: bool, diagonal: bool) -> None:
     """Fold keys and values of one example a sequence into out and stats."""
     attend(q, k, v, np.empty(0, np.int32), out, stats, seqs, heads, first, diagonal, 0)
+
+
+@kernel((TILE, TILE, TILE, TOKENS, TILE, TILE, COUNT, COUNT, FLAG, FLAG, COUNT), fastmath=FUSE)
+def attention_packed(
+    q: Any, k: Any, v: Any, positions: Any, out: Any, stats: Any,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    """Fold keys and values of several examples a sequence into out and stats."""
+    attend(q, k, v, positions, out, stats, seqs, heads, first, diagonal, apart)
 
 
 @piece(REDUCE)

@@ -23,7 +23,7 @@ from asynctile.kernels.cpu.attention import (
 )
 from asynctile.kernels.cpu.blas import sgemm
 from asynctile.kernels.cpu.exp import exp
-from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, TILE, inline, kernel, piece
+from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, TILE, TOKENS, inline, kernel, piece
 
 #: Equal to QUERIES, so that a block of dk and dv on the diagonal is whole when queries first meet it.
 KEYS = QUERIES
@@ -114,6 +114,15 @@ def attention_backward(
     """Add the contributions of these queries and keys, of one example a sequence, to dq, dk and dv."""
     none = np.empty(0, np.int32)
     attend_backward(q, k, v, none, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal, 0)
+
+
+@kernel((TILE, TILE, TILE, TOKENS, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG, COUNT), fastmath=FUSE)
+def attention_packed_backward(
+    q: Any, k: Any, v: Any, positions: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    seqs: int, heads: int, first: bool, diagonal: bool, apart: int,
+) -> None:  # fmt: skip
+    """Add the contributions of these queries and keys, of several examples a sequence, to dq, dk and dv."""
+    attend_backward(q, k, v, positions, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal, apart)
 
 
 @kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT))
