@@ -2,9 +2,9 @@
 
 A GPU computes one entry at a time, a device of several cores as many as it has cores. Each way of a link, the copies from other
 devices, the disk, and the updates in RAM carry one entry at a time. Of the entries that may begin, a unit takes the earliest in
-the schedule, as the workers of asynctile/execute/workers do; a way to other nodes takes temporary tiles first, as in
-asynctile/nodes/precedence.py. What comes behind the mark of the updates waits until the host knows the loss. Nothing else takes
-time: no mutex, no wake-up. Pure arithmetic.
+the schedule, as the workers of asynctile/execute/workers do; a way to other nodes takes temporary tiles first, nearly as
+asynctile/nodes/precedence.py does. What comes behind the mark of the updates waits until the host knows the loss. Nothing else
+takes time: no mutex, no wake-up. Pure arithmetic.
 
 One clock may run over all nodes of a training. Then a transfer needs both ends: it begins when the tile is there, its place is
 free, and neither node sends or receives another tile that way. Between two nodes, transfers of temporary tiles go in the order
@@ -161,7 +161,7 @@ class _Clock:
                 self._free[self.lanes[end]] += 1
             for later in self._behind[number]:
                 self._left[later] -= 1
-            released = self._behind[number]
+            released = list(dict.fromkeys(self._behind[number]))  # both ends of a transfer may wait for this entry
             self._reporting.discard(number)
             if not self._reporting and self._held:
                 released, self._held = [*released, *sorted(self._held.difference(released))], set()

@@ -111,22 +111,26 @@ class Outbox(_Box):
 
     def take(self) -> tuple[Moving, PieceHeader] | None:
         """Wait for the next piece to send, and for its turn; None after a failure."""
-        if self._track is Track.PERSISTENT:
+        while True:
             with self._changed:
                 self._changed.wait_for(self._has_next)
-            self._precedence.wait()
-        with self._changed:
-            self._changed.wait_for(self._has_next)
-            if self._failure is not None:
-                return None
-            moving, offset = self._moving[self._next], self._offset
-            total = len(moving.view)
-            nbytes = min(PIECE_NBYTES, total - offset)
-            moving.held += 1
-            self._offset += nbytes
-            if self._offset == total:
-                self._next, self._offset = self._next + 1, 0
-                self._changed.notify_all()
+            if self._track is Track.PERSISTENT:
+                self._precedence.wait()
+            with self._changed:
+                if self._failure is not None:
+                    return None
+                if self._has_next():  # else another thread has taken it meanwhile
+                    return self._piece()
+
+    def _piece(self) -> tuple[Moving, PieceHeader]:
+        moving, offset = self._moving[self._next], self._offset
+        total = len(moving.view)
+        nbytes = min(PIECE_NBYTES, total - offset)
+        moving.held += 1
+        self._offset += nbytes
+        if self._offset == total:
+            self._next, self._offset = self._next + 1, 0
+            self._changed.notify_all()
         if self._track is Track.TEMPORARY:
             self._precedence.begin()
         return moving, PieceHeader(moving.number, total, offset, nbytes)

@@ -190,6 +190,13 @@ def test_sums_go_before_weights_that_come_earlier_in_the_schedule() -> None:
     assert spans(first) == spans(timelines(schedules[:1], [lasting(1.0)])[0]) == [(0, 1), (0, 2), (4, 6), (2, 4)]
 
 
+def test_a_transfer_of_which_both_ends_wait_for_another_one_runs_once() -> None:
+    schedules = [node(sends(1, 0), receives(1, 0, 0), receives(1, 1)), node(receives(0, 0), sends(0, 0, 0), sends(0, 1))]
+    first, second = timelines(schedules, [lasting(1.0)] * 2)
+    assert spans(first) == spans(second) == [(0, 2), (2, 4), (4, 6)]
+    assert first.busy[0, Resource.RECEIVED] == second.busy[0, Resource.SENT] == 4
+
+
 def test_a_node_receives_from_one_other_node_at_a_time_and_senders_go_on_with_other_tiles() -> None:
     schedules = [
         node(sends(2, 0), receives(1, 0)), node(sends(2, 0), sends(0, 0)), node(receives(0, 0), receives(1, 0)),

@@ -1,11 +1,13 @@
 """The transfers of one direction: their order, their pieces, and how they fail."""
 
 import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
 from asynctile.errors import NodeError
 from asynctile.nodes import boxes
+from asynctile.nodes import precedence as precedences
 from asynctile.nodes.boxes import Inbox, Outbox, Track
 from asynctile.nodes.precedence import Precedence
 from asynctile.nodes.wire import PieceHeader
@@ -38,7 +40,8 @@ def test_transfers_go_out_in_the_order_of_their_numbers():
     assert found == [(1, 4, 0, 4), (2, 8, 0, 8)]
 
 
-def test_a_piece_of_a_weight_waits_for_the_pieces_of_sums_to_all_nodes():
+def test_a_piece_of_a_weight_waits_for_the_pieces_of_sums_to_all_nodes(monkeypatch):
+    monkeypatch.setattr(precedences, "STALL_S", HANG_S)
     precedence, found = Precedence(), []
     sums = [outbox_of(Track.TEMPORARY, precedence) for _ in range(2)]
     weights = outbox_of(Track.PERSISTENT, precedence)
@@ -53,6 +56,26 @@ def test_a_piece_of_a_weight_waits_for_the_pieces_of_sums_to_all_nodes():
     sums[1].put_back(held[1][0], 8)
     thread.join(HANG_S)
     assert found == [None, None, 0]
+
+
+def test_a_thread_that_another_one_forestalled_gives_way_to_sums_again(monkeypatch):
+    monkeypatch.setattr(precedences, "STALL_S", HANG_S)
+    precedence = Precedence()
+    sums, weights = outbox_of(Track.TEMPORARY, precedence), outbox_of(Track.PERSISTENT, precedence)
+    for outbox in (sums, weights):
+        outbox.begin(2)
+        outbox.add(0, view(8), lambda error: None)
+    held = sums.take()
+    with ThreadPoolExecutor(2) as pool:
+        taking = [pool.submit(weights.take) for _ in range(2)]
+        sums.put_back(held[0], 8)
+        wait(taking, HANG_S, FIRST_COMPLETED)
+        sums.add(1, view(8), lambda error: None)
+        held = sums.take()
+        weights.add(1, view(8), lambda error: None)
+        assert len(wait(taking, 0.05).done) == 1
+        sums.put_back(held[0], 8)
+        assert sorted(one.result(HANG_S)[1].number for one in taking) == [0, 1]
 
 
 def test_a_transfer_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch):
