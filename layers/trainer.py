@@ -201,8 +201,7 @@ class Trainer:
             self._state.check_whole("step")
             await self._state.tuned()
             step = self.step_count + 1
-            hyper = self.optimizer.hyper(step)
-            rows, inputs, count = await self._begun(f"step {step}", tokens, targets, positions, hyper=hyper)
+            rows, inputs, count = await self._begun(f"step {step}", tokens, targets, positions, step)
 
             async def run(rows: Rows, kept: int) -> StepReport:
                 program = await self._placing.recorded(kind, rows, kept, await self._placing.on_host(kind, rows, kept))
@@ -358,15 +357,16 @@ class Trainer:
         return trainer
 
     async def _begun(
-        self, what: str, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None, **also: Any
+        self, what: str, tokens: ArrayLike, targets: ArrayLike, positions: ArrayLike | None, step: int | None = None
     ) -> tuple[Rows, dict[str, Any], int]:
-        """Return `_inputs` with `also`, once all nodes begin `what` with the same ones. A refusal is told to all."""
+        """Return `_inputs`, with the learning rate of a step, once all nodes begin `what` alike. A refusal is told to all."""
         try:
             rows, inputs, count = await self._cut(tokens, targets, positions)
-        except (TypeError, ValueError) as error:
+            if step is not None:
+                inputs["hyper"] = self.optimizer.hyper(step)
+        except Exception as error:
             await self._nodes.begin(what, error, self._terms)
             raise
-        inputs |= also
         await self._nodes.begin(what, inputs, self._terms)
         return rows, inputs, count
 

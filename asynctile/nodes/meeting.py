@@ -72,7 +72,7 @@ class Meeting:
         roster = {str(node): (host_of(self._there[node, 0].getpeername()), self._hellos[node, 0].port) for node in others}
         for node in others:
             self._told(node, encode(roster))
-        self._await({(node, channel) for node in others for channel in self._all}, "not connected for tiles")
+        self._await({(node, channel) for node in others for channel in self._all}, "not connected for tiles", True)
         return self._done()
 
     def join(self, address: tuple[str, int], first: socket.socket, listener: Listener) -> Connections:
@@ -93,7 +93,7 @@ class Meeting:
             hello = replace(own, session=self._session, channel=channel)
             call(connection, hello, self._secret, Deadline(PATIENCE_S))
         others = range(own.node + 1, own.nodes)
-        self._await({(node, channel) for node in others for channel in self._all}, "not connected for tiles")
+        self._await({(node, channel) for node in others for channel in self._all}, "not connected for tiles", True)
         return self._done()
 
     def give_up(self) -> None:
@@ -175,15 +175,16 @@ class Meeting:
         poll.register(connection, select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    def _await(self, keys: set[tuple[int, int]], what: str) -> None:
-        """Wait for these connections. what: what a node without them has not done."""
+    def _await(self, keys: set[tuple[int, int]], what: str, have_joined: bool = False) -> None:
+        """Wait for these connections. what: what a node without them has not done. have_joined: nobody may be replaced."""
         with self._changed:
-            while missing := sorted({node for node, _ in self._missing(keys)}):
+            while missing := sorted({node for node, _ in self._missing(keys, have_joined)}):
                 self._check()
                 if self._refusal is not None:
                     raise self._refusal
-                if self._own.node and self._has_gone((0, 0)):
-                    raise NodeError("node 0 left before all had met; see there for the reason")
+                for node in {0, *missing} if have_joined else ():
+                    if self._has_gone((node, 0)):
+                        raise NodeError(f"node {node} left before all had met; see there for the reason")
                 if (left := self._end - time.monotonic()) <= 0:
                     break
                 self._changed.wait(min(left, AGAIN_S))
@@ -193,8 +194,8 @@ class Meeting:
         raise NodeError(f"{names} {', '.join(map(str, missing))} of {self._own.nodes} {have} {what} within {self._wait_s:g} s; "
                         "start all nodes within this time")
 
-    def _missing(self, keys: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        return {key for key in keys if key not in self._there or self._has_gone(key)}
+    def _missing(self, keys: set[tuple[int, int]], have_joined: bool) -> set[tuple[int, int]]:
+        return {key for key in keys if key not in self._there or (not have_joined and self._has_gone(key))}
 
     def _dismiss(self, why: str) -> None:
         """Tell the nodes that wait for the roster why there will be none."""
@@ -232,7 +233,11 @@ def meet(
         listener, first = Listener(address), None
     else:
         first = reach(address, wait_s, check)
-        listener = Listener((host_of(first.getsockname()), 0))
+        try:
+            listener = Listener((host_of(first.getsockname()), 0))
+        except NodeError:
+            first.close()
+            raise
     try:
         return (meeting.host(listener) if first is None else meeting.join(address, first, listener)), listener
     except BaseException:

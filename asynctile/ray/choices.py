@@ -74,7 +74,8 @@ def checked(given: Mapping[str, Any], most: int) -> dict[str, Any]:
         raise ValueError(f"{most} nodes need as many replicas, but --replicas is {options.replicas}; choose --replicas of at "
                          f"least {most}, a power of two that divides --batch-size, or fewer nodes")
     kept = {name: value for name, value in given.items() if name not in ("ray", "resume", "nodes")}
-    return {**kept, "device": options.device, "out": str(out.absolute())}
+    limit = {} if options.max_time is None else {"max_time": options.max_time}  # perhaps from a file of options
+    return {**kept, **limit, "device": options.device, "out": str(out.absolute())}
 
 
 def most_workers(num_workers: int | tuple[int, int] | None) -> int:

@@ -12,7 +12,7 @@ from asynctile.errors import NodeError
 from asynctile.nodes import handshake, meeting
 from asynctile.nodes.handshake import Hello, call
 from asynctile.nodes.listener import Listener
-from asynctile.nodes.meeting import decline, reach
+from asynctile.nodes.meeting import Meeting, decline, reach
 from asynctile.nodes.tcp_exchange import TcpExchange
 from asynctile.nodes.wire import Deadline
 from tests.nodes.meetings import SECRET, TERMS, comes, free_address, join, met
@@ -167,8 +167,24 @@ def test_a_node_that_cannot_reach_another_one_names_it(monkeypatch):
         with pytest.raises(NodeError, match=r"nothing can be reached at 127.0.0.1:1: .*, whether node 1 runs there"):
             join(2, 3, address)
         host.result(HANG_S).close()
-        with pytest.raises(NodeError, match="node 0 left before all had met; see there for the reason"):
+        with pytest.raises(NodeError, match="node [02] left before all had met; see there for the reason"):
             first.result(HANG_S)
+
+
+def test_a_node_that_leaves_before_it_has_connected_ends_the_wait_at_once(monkeypatch):
+    address, joined = free_address(), Meeting.join
+
+    def leaving(self, address, first, listener):
+        self._to_call = lambda: iter(())
+        joined(self, address, first, listener)
+        raise NodeError("this node has had enough")
+
+    monkeypatch.setattr(Meeting, "join", leaving)
+    with ThreadPoolExecutor(1) as pool:
+        host = pool.submit(join, 0, 2, address)
+        with pytest.raises(NodeError, match="has had enough"):
+            join(1, 2, address)
+        assert str(host.exception(HANG_S)) == "node 1 left before all had met; see there for the reason"
 
 
 @pytest.mark.parametrize(("node", "port", "words"), [(2, 5, "node is 2, expected"), (-1, 5, "node is -1"), (0, 1 << 16, "port"),

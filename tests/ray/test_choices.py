@@ -66,6 +66,11 @@ def test_the_folder_of_a_run_is_the_same_for_all_workers(tmp_path: Path, monkeyp
     assert checked({}, 1)["out"].startswith(str(tmp_path / "runs"))
 
 
+def test_the_time_limit_counts_from_the_first_start_also_if_a_file_of_options_has_it(tmp_path: Path) -> None:
+    (tmp_path / "options.toml").write_text('max-time = "1h"\n')
+    assert checked({"config": str(tmp_path / "options.toml")}, 1)["max_time"] == 3600
+
+
 @pytest.mark.parametrize(
     ("device", "gpus"), [("auto", 0), ("cpu", 0), ("cuda:0", 1), ("cuda:0-3", 4), ("cuda:1", None), ("cuda:all", None)]
 )
