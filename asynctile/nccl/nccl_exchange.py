@@ -11,7 +11,6 @@ no other tile takes while another node is late.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -31,7 +30,7 @@ from asynctile.nodes.handshake import Hello
 from asynctile.nodes.meeting import AGAIN_S, apart, decline, meet
 from asynctile.nodes.peer import FAREWELL_S
 from asynctile.nodes.tcp_exchange import NCCL, NETWORK, PATIENCE_S, WAIT_S, TcpExchange
-from asynctile.nodes.wire import Deadline, Message, Said, read_message, reason, send_message
+from asynctile.nodes.wire import Deadline, Message, Said, closed, read_message, reason, send_message
 from asynctile.threads import start
 
 
@@ -105,18 +104,17 @@ def _connect(
     thread = threading.Thread(target=connect, name="asynctile-nccl-connect", daemon=True)
     start(thread)
     try:
-        while thread.is_alive():
+        while thread.is_alive() and not closed(controls.values()):
             thread.join(AGAIN_S)
             check()
-            if _gone(controls, 0) is not None:
-                thread.join(FAREWELL_S)  # an error of this node's own says more
-                break
             if time.monotonic() >= end and thread.is_alive():
                 late = lines[min(len(connected), len(lines) - 1)]
                 raise NodeError(f"NCCL has not connected {late.name} within {wait_s:g} s; {_REMEDY}")
-        is_cut = failed and isinstance(failed[0], ConnectionAbortedError | ConnectionResetError | BrokenPipeError)
-        if (thread.is_alive() or is_cut) and (node := _gone(controls, FAREWELL_S)) is not None:
-            raise NodeError(f"node {node} {_last_words(controls[node])}")
+        thread.join(FAREWELL_S)  # where another node has left, an error of this node's own says more
+        if thread.is_alive() or (failed and isinstance(failed[0], _CUT)):
+            gone = closed(controls.values(), FAREWELL_S)
+            if lost := [node for node in controls if controls[node] in gone]:
+                raise NodeError(_last_words(lost[0], controls[lost[0]]))
         if failed and isinstance(failed[0], BudgetError | DeviceError):
             raise failed[0]
         if failed:
@@ -136,23 +134,14 @@ def _connect(
         raise
 
 
-def _gone(controls: Mapping[int, socket.socket], patience_s: float) -> int | None:
-    """Return a node that has closed its control connection, or closes it within this time; None if all are there."""
-    poller = select.poll()
-    for control in controls.values():
-        poller.register(control, select.POLLRDHUP)  # not for bytes: a node that has connected before this one sends beats
-    closed = {descriptor for descriptor, _ in poller.poll(1000 * patience_s)}
-    return next((node for node, control in controls.items() if control.fileno() in closed), None)
-
-
-def _last_words(control: socket.socket) -> str:
+def _last_words(node: int, control: socket.socket) -> str:
     """Return what became of a node that has closed its control connection."""
     try:
         while (message := read_message(control)).kind is not Said.ABORT:
-            pass
+            pass  # beats of a node that had connected
     except OSError as error:
-        return f"was lost: {reason(error)}"
-    return f"gave up: {message.body.decode(errors='replace')}"
+        return f"node {node} was lost: {reason(error)}"
+    return f"node {node} gave up: {message.body.decode(errors='replace')}"
 
 
 def _close(lines: Sequence[NcclLine]) -> None:
@@ -160,4 +149,6 @@ def _close(lines: Sequence[NcclLine]) -> None:
         line.close()
 
 
+#: Errors of a line whose other side has gone.
+_CUT = ConnectionAbortedError | ConnectionResetError | BrokenPipeError
 _REMEDY = "NCCL_DEBUG=WARN shows why, NCCL_SOCKET_IFNAME chooses the network, and the network 'tcp' needs no NCCL"

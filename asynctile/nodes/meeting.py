@@ -21,7 +21,7 @@ from typing import Any
 from asynctile.errors import NodeError
 from asynctile.nodes.handshake import PATIENCE_S, Hello, call
 from asynctile.nodes.listener import Listener
-from asynctile.nodes.wire import Deadline, at, encode, host_of, read_document, reason
+from asynctile.nodes.wire import Deadline, at, closed, encode, host_of, read_document, reason
 
 #: Seconds between two tries to reach a node that does not listen yet, and between two looks at whether to go on waiting.
 AGAIN_S = 0.1
@@ -169,11 +169,7 @@ class Meeting:
     def _has_gone(self, key: tuple[int, int]) -> bool:
         """Return whether a node has closed its connection before all had met; then another one may take its place."""
         connection = self._there.get(key)
-        if self._is_over or connection is None:
-            return False
-        poll = select.poll()
-        poll.register(connection, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return not self._is_over and connection is not None and bool(closed([connection]))
 
     def _await(self, keys: set[tuple[int, int]], what: str, have_joined: bool = False) -> None:
         """Wait for these connections. what: what a node without them has not done. have_joined: nobody may be replaced."""

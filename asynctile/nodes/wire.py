@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -143,6 +145,14 @@ def read_message(connection: socket.socket) -> Message:
     if kind not in tuple(Said) or topic > TOPIC_NBYTES or body > MESSAGE_NBYTES:
         raise ConnectionError("it sent bytes that are no message")
     return Message(Said(kind), read(connection, topic).decode(errors="replace"), read(connection, body))
+
+
+def closed(connections: Iterable[socket.socket], patience_s: float = 0) -> list[socket.socket]:
+    """Return the connections that the other side has closed, though there may be bytes to read. Waits so long for the first."""
+    poll, by_descriptor = select.poll(), {connection.fileno(): connection for connection in connections}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLRDHUP)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(1000 * patience_s)]
 
 
 def reason(error: OSError) -> str:
