@@ -110,9 +110,7 @@ class Nodes:
 
     async def arrangement(self, own: Arrangement) -> Arrangement:
         """Return the arrangement that fits all nodes, each of which found its own."""
-        if self._exchange is None:
-            return own
-        said = await self._share("arrangement", f"{own.passes} {own.kept}".encode())
+        said = await self.tell("arrangement", f"{own.passes} {own.kept}".encode())
         return agreed(Arrangement(*map(int, one.split())) for one in said)
 
     async def numbers(self, topic: str, program: Program, own: NDArray[np.float64]) -> NDArray[np.float64]:
