@@ -124,7 +124,7 @@ def _connect(
         is_given_up.set()
         for control in controls.values():
             with suppress(OSError):
-                send_message(control, Message(Said.ABORT, "", str(error).encode()))
+                send_message(control, Message(Said.ABORT, "", (str(error) or type(error).__name__).encode()))
             control.close()
         for line in lines:
             line.shut()
