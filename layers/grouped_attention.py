@@ -122,6 +122,6 @@ def backward(
 
 def _where(recording: Recording, group: int, query: Row, key: Row) -> dict[str, Any]:
     """Return how the queries of a row tile meet the keys of another."""
-    packed = ops.Packed(recording.positions[query.index], query.start - key.start) if recording.rows.packed else None
+    packed = ops.ExampleStarts(recording.positions[query.index], query.start - key.start) if recording.rows.packed else None
     return {"seqs": query.seqs, "heads": recording.heads(group), "first": key.index == query.keys[0],
             "diagonal": key.index == query.index, "packed": packed}  # fmt: skip

@@ -54,7 +54,7 @@ LONGEST_NAME = 90
 #: Places where tests reach a private member of another object, by file. Each says beside it what would be lost without it.
 REACHED = {
     "tests/device/test_cublas.py": 1, "tests/docs/test_reference.py": 1, "tests/inside_engine.py": 2,
-    "tests/layers/replaying.py": 1, "tests/layers/test_update_placement.py": 1, "tests/reference/test_sampling.py": 1,
+    "tests/layers/replaying.py": 1, "tests/reference/test_sampling.py": 1,
 }  # fmt: skip
 #: Names that are public in spite of an underscore: those of named tuples, and os._exit.
 PUBLIC_ANYWAY = {"_asdict", "_exit", "_fields", "_make", "_replace"}

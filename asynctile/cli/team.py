@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from asynctile import __version__
+from asynctile import __version__, nodes
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.options import Options
 from asynctile.cli.terminal import one_line
@@ -24,6 +25,7 @@ from asynctile.nodes.handshake import Hello
 from asynctile.nodes.meeting import decline
 from asynctile.nodes.secret import find_secret
 from asynctile.nodes.tcp_exchange import NCCL, TcpExchange
+from asynctile.nodes.wire import at
 from asynctile.storage import documents
 
 __all__ = ["Team", "team_of", "told_if_refused"]
@@ -80,14 +82,28 @@ async def team_of(options: Options, stage: Callable[[str], object], interrupt: I
         return
     secret = find_secret(os.environ, options.secret_file)
     join = partial(NcclExchange.meet, device=options.device) if options.network == NCCL else TcpExchange.meet
-    stage(f"waiting for the other nodes of {options.nodes}")
-    exchange = await documents.finish(asyncio.to_thread(
-        join, options.node, options.nodes, options.join, secret, {"version": __version__},
-        check=interrupt.check))
+    stage(f"waiting for the other nodes of {options.nodes} at {at(options.join)}")
+    with _shown(interrupt):
+        exchange = await documents.finish(asyncio.to_thread(
+            join, options.node, options.nodes, options.join, secret, {"version": __version__},
+            check=interrupt.check))
+        try:
+            yield Team(exchange)
+        except BaseException as error:
+            exchange.abort(one_line(error) if str(error) else "it was asked to stop")
+            raise
+        finally:
+            await asyncio.to_thread(exchange.close)
+
+
+@contextmanager
+def _shown(interrupt: Interrupt) -> Iterator[None]:
+    """Show what the nodes' connections warn of, such as a caller that was refused."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: interrupt.announce(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(nodes.__name__)
+    logger.addHandler(handler)
     try:
-        yield Team(exchange)
-    except BaseException as error:
-        exchange.abort(one_line(error) if str(error) else "it was asked to stop")
-        raise
+        yield
     finally:
-        await asyncio.to_thread(exchange.close)
+        logger.removeHandler(handler)

@@ -49,15 +49,11 @@ class NcclExchange(TcpExchange):
         wait_s: for all to join, and once more for NCCL. Others: as for TcpExchange. ValueError for a device that is no GPU,
         DeviceError without a GPU or NCCL, NodeError if NCCL does not connect.
         """
-        first = names_of(resolved(device))[0]
-        if not first.startswith("cuda"):
-            raise ValueError(f"the network 'nccl' carries tiles between GPUs, and device is {first!r}; choose 'cuda:N', or the "
-                             "network 'tcp'")
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # see nccl_line.py; without effect where CUDA has begun
         hello, admission = Hello(node=node, nodes=nodes, terms={**terms, NETWORK: NCCL}), Admission()
         try:
-            driver, library = open_driver(first), load()
-        except DeviceError as error:
+            driver, library = open_driver(_gpu(device)), load()
+        except (DeviceError, ValueError) as error:
             decline(hello, address, secret, str(error), check)
             raise
         hello = replace(hello, terms={**hello.terms, "NCCL": str(library.get_version())})
@@ -76,6 +72,15 @@ class NcclExchange(TcpExchange):
             listener.close()
             raise
         return cls(node, controls, lines, listener, patience_s)
+
+
+def _gpu(device: str) -> str:
+    """Return the first GPU of a device. ValueError if it is none."""
+    first = names_of(resolved(device))[0]
+    if not first.startswith("cuda"):
+        raise ValueError(f"the network 'nccl' carries tiles between GPUs, and device is {first!r}; choose 'cuda:N', or the "
+                         "network 'tcp'")
+    return first
 
 
 def _connect(

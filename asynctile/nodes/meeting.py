@@ -112,6 +112,8 @@ class Meeting:
                     raise NodeError(f"not all of the {self._own.nodes} nodes joined node 0 at {at(address)} within "
                                     f"{self._wait_s:g} s")
             roster = read_document(self._there[0, 0], Deadline(PATIENCE_S))[0]
+        except InterruptedError:  # by `check`
+            raise
         except OSError as error:
             raise NodeError(f"node 0 at {at(address)} has left: {reason(error)}") from error
         if "refused" in roster:

@@ -159,7 +159,7 @@ def reason(error: OSError) -> str:
     """Return what happened, in words."""
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
-    if isinstance(error, ConnectionAbortedError):
+    if isinstance(error, ConnectionAbortedError | ConnectionResetError):
         return "it closed the connection"
     words = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
     return words or str(error) or type(error).__name__

@@ -8,8 +8,8 @@ by 1 / sqrt(hs). The recurrence is that of FlashAttention (arXiv 2205.14135).
 Keys and values may have fewer heads than queries: c heads, where c divides g (grouped-query attention, arXiv 2305.13245). Query
 head h then reads key head h // (g / c). The gradient of a key head is the sum over its query heads, in ascending order.
 
-If a row tile is `Packed`, its sequences hold several examples, one behind the other, and a query sees the keys of its own
-example alone, up to itself. So the examples of a row get what each would get alone. Law: where positions count on from the
+If a row tile has `ExampleStarts`, its sequences hold several examples, one behind the other, and a query sees the keys of its
+own example alone, up to itself. So the examples of a row get what each would get alone. Law: where positions count on from the
 start of each sequence, the results have the bits of the kernels for rows of one example (not those of a library that a device
 may use for these).
 """
@@ -22,7 +22,7 @@ from asynctile.program.operation import Operation, expect
 from asynctile.storage.tile import Tile
 
 
-class Packed(NamedTuple):
+class ExampleStarts(NamedTuple):
     """Where a query tile's examples begin: query r sees the keys from apart + r - positions[r] on.
 
     positions (Ri,) int32: 0 where an example begins, and one more than the row before anywhere else. apart: how many tokens the
@@ -35,7 +35,7 @@ class Packed(NamedTuple):
 
 def attention(
     q: Tile, k: Tile, v: Tile, out: Tile, stats: Tile, *, seqs: int, heads: int, first: bool, diagonal: bool,
-    packed: Packed | None = None,
+    packed: ExampleStarts | None = None,
 ) -> Operation:  # fmt: skip
     """Fold keys k and values v (Rj, c hs) into out (Ri, g hs) for queries q (Ri, g hs), all T.
 
@@ -81,7 +81,7 @@ def attention_backward(
     heads: int,
     first: bool,
     diagonal: bool,
-    packed: Packed | None = None,
+    packed: ExampleStarts | None = None,
 ) -> Operation:
     """Add the contributions of queries i and keys j to dq (Ri, g hs), dk and dv (Rj, c hs). All but stats and delta are T.
 
@@ -136,7 +136,7 @@ def attention_backward_whole(
     return Operation("attention_backward_whole", operands, "rrrrrrwwww", (seqs, heads), flops)
 
 
-def _examples(kernel: str, q: Tile, packed: Packed | None) -> tuple[tuple[Tile, ...], tuple[int, ...]]:
+def _examples(kernel: str, q: Tile, packed: ExampleStarts | None) -> tuple[tuple[Tile, ...], tuple[int, ...]]:
     """Return the operand and the param that a kernel of packed rows has in addition; none for the other kernels."""
     if packed is None:
         return (), ()

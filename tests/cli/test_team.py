@@ -86,3 +86,19 @@ async def test_an_error_of_the_disk_has_the_same_words_on_all_nodes() -> None:
     _, other = await asyncio.gather(part(0), part(1), return_exceptions=True)
     assert isinstance(other, NodeError)
     assert "gave up: run/metrics.jsonl: No space left on device; free some space there" in str(other)
+
+
+async def test_a_node_shows_whom_it_has_refused_and_goes_on() -> None:
+    address, interrupt, shown = free_address(), Interrupt(), list[str]()
+    interrupt.announce = shown.append
+
+    async def part(node: int) -> None:
+        if node:
+            with pytest.raises(NodeError, match="the secrets differ"):
+                await asyncio.to_thread(join, 1, 2, address, secret=b"another secret of the tests")
+        async with team_of(Options(nodes=2, node=node, join=address), bool, interrupt):
+            pass
+
+    await asyncio.gather(part(0), part(1))
+    assert len(shown) == 1 and shown[0].startswith("refused a connection from 127.0.0.1:") and "secrets differ" in shown[0]
+

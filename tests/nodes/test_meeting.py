@@ -167,7 +167,7 @@ def test_a_node_that_cannot_reach_another_one_names_it(monkeypatch):
         with pytest.raises(NodeError, match=r"nothing can be reached at 127.0.0.1:1: .*, whether node 1 runs there"):
             join(2, 3, address)
         host.result(HANG_S).close()
-        with pytest.raises(NodeError, match="node [02] left before all had met; see there for the reason"):
+        with pytest.raises(NodeError, match=r"node [02] left before all had met; see there for the reason"):
             first.result(HANG_S)
 
 
@@ -236,3 +236,23 @@ def test_a_node_that_gives_up_too_late_ends_no_training():
                 decline(Hello(node=node, nodes=2, terms={}), address, SECRET, "for a test")
             told = pool.submit(zero.share, "ready", b"0")
             assert one.share("ready", b"1") == told.result(HANG_S) == [b"0", b"1"]
+
+
+def test_what_ends_the_wait_of_a_node_that_has_joined_is_its_own():
+    address, tries = free_address(), []
+
+    def stopping():
+        tries.append(1)
+        if len(tries) > 3:
+            raise InterruptedError("stopped by a signal")
+
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex(address) == 0
+
+    with ThreadPoolExecutor(1) as pool:
+        host = pool.submit(join, 0, 3, address, wait_s=2.0)
+        comes(listens)
+        with pytest.raises(InterruptedError, match="stopped by a signal"):
+            join(1, 3, address, check=stopping)
+        assert "nodes 1, 2 of 3 have not joined" in str(host.exception(HANG_S))

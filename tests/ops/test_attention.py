@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asynctile.ops import (
-    Packed,
+    ExampleStarts,
     attention,
     attention_backward,
     attention_backward_whole,
@@ -25,7 +25,7 @@ def every_operation(columns):
     k, v, dk, dv = (tile(name, ROWS, columns) for name in ("k", "v", "dk", "dv"))
     stats, delta, page = tile("stats", 12, ROWS), tile("delta", 6, ROWS), tile("page", 10, columns)
     rows, pages, where = tile("rows", 2 * ROWS), tile("pages", 2), {"first": True, "diagonal": True}
-    packed = {**where, "packed": Packed(tile("positions", ROWS, dtype=np.int32), 0)}
+    packed = {**where, "packed": ExampleStarts(tile("positions", ROWS, dtype=np.int32), 0)}
     return [
         lambda: attention(q, k, v, out, stats, seqs=2, heads=HEADS, **where),
         lambda: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs=2, heads=HEADS, **where),
@@ -52,4 +52,4 @@ def test_a_packed_row_has_a_position_for_each_query():
     q, k, v, out = (tile(name, ROWS, 24) for name in ("q", "k", "v", "out"))
     with pytest.raises(ValueError, match=r"attention_packed: positions has shape \(7,\), expected \(8,\)"):
         attention(q, k, v, out, tile("stats", 12, ROWS), seqs=2, heads=HEADS, first=True, diagonal=True,
-                  packed=Packed(tile("positions", 7), 0))
+                  packed=ExampleStarts(tile("positions", 7), 0))
