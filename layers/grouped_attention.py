@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from asynctile import ops
 from asynctile.layers.recording import Cached, Grid, Recording
 from asynctile.layers.rows import Row
+from asynctile.ops.attention import ExampleStarts
 from asynctile.storage.tile import Tile
 
 
@@ -122,6 +123,6 @@ def backward(
 
 def _where(recording: Recording, group: int, query: Row, key: Row) -> dict[str, Any]:
     """Return how the queries of a row tile meet the keys of another."""
-    packed = ops.ExampleStarts(recording.positions[query.index], query.start - key.start) if recording.rows.packed else None
+    packed = ExampleStarts(recording.positions[query.index], query.start - key.start) if recording.rows.packed else None
     return {"seqs": query.seqs, "heads": recording.heads(group), "first": key.index == query.keys[0],
             "diagonal": key.index == query.index, "packed": packed}  # fmt: skip

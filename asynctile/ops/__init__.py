@@ -10,7 +10,7 @@ each, or a piece of one.
 """
 
 from asynctile.ops.adamw import adamw, adamw_bf16, sum_squares
-from asynctile.ops.attention import ExampleStarts, attention, attention_backward, attention_backward_whole, attention_delta
+from asynctile.ops.attention import attention, attention_backward, attention_backward_whole, attention_delta
 from asynctile.ops.attention_page import attention_page
 from asynctile.ops.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.ops.elementwise import add, column_sums, column_sums_copy, copy, fill, scale
@@ -42,7 +42,7 @@ from asynctile.ops.rope import rope, rope_rows
 from asynctile.ops.swiglu import swiglu, swiglu_and_backward
 
 __all__ = [
-    "ExampleStarts", "adamw", "adamw_bf16", "add", "attention", "attention_backward", "attention_backward_whole",
+    "adamw", "adamw_bf16", "add", "attention", "attention_backward", "attention_backward_whole",
     "attention_delta", "attention_page", "column_sums", "column_sums_copy", "copy", "cross_entropy",
     "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens", "embed_tokens_backward",
     "fill", "gelu", "gelu_and_backward", "gemm", "gemm_rows", "layernorm", "layernorm_backward",

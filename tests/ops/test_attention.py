@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from asynctile.ops import (
-    ExampleStarts,
     attention,
     attention_backward,
     attention_backward_whole,
     attention_page,
 )
+from asynctile.ops.attention import ExampleStarts
 from asynctile.storage.tile import Tile
 
 HEADS, ROWS = 6, 8

@@ -21,6 +21,8 @@ from tests.verbs import VERBS
 ROOT = Path(__file__).resolve().parents[3]
 #: Suffixes of a product's kernel name for operands that may join the product.
 MORE = ("bias", "onto", "bias_onto")
+#: Kernels of the verbs of attention for packed rows.
+PACKED = ("attention_packed", "attention_packed_backward")
 #: Makes two kernels ready, in a process that has compiled nothing, and prints the reports and which process compiled.
 PROCESS = """
 import numpy as np
@@ -53,7 +55,8 @@ print(names, sum(room.again.stats.cache_misses.values()), room.again(6))
 
 
 def test_every_verb_has_a_kernel():
-    assert set(cpu.KERNELS) == {*ops.__all__, *(f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)}
+    products = (f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)
+    assert set(cpu.KERNELS) == {*ops.__all__, *PACKED, *products}
 
 
 def test_every_kernel_has_a_second_version_in_numpy():

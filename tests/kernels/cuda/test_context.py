@@ -11,6 +11,8 @@ from asynctile.kernels.cuda import KERNELS, Array, pack
 
 #: Suffixes of a product's launcher name for operands that may join the product.
 MORE = ("bias", "onto", "bias_onto")
+#: Kernels of the verbs of attention for packed rows.
+PACKED = ("attention_packed", "attention_packed_backward")
 
 
 def test_arguments_lie_where_their_pointers_point():
@@ -37,7 +39,7 @@ def test_an_argument_of_another_type_is_an_error():
 
 
 def test_every_verb_has_a_launcher():
-    assert set(KERNELS) == {*ops.__all__, *(f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)}
+    assert set(KERNELS) == {*ops.__all__, *PACKED, *(f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)}
 
 
 def test_tiles_too_large_for_the_scratch_are_refused():
