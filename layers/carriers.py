@@ -37,14 +37,15 @@ def forward_table(groups: int, devices: int) -> tuple[int, ...]:
     return table(groups, min(groups, devices))
 
 
-def owners(parameters: Parameters, devices: int) -> dict[Tile, int]:
+def owners(parameters: Parameters, devices: int, nodes: int) -> dict[Tile, int]:
     """Return the owner of each weight tile: in their order, the device that owns the fewest bytes so far.
 
-    Of several such devices, one far from those before: the least by the reversed bits of its number. So the tiles of a layer,
-    whose sums are due at the same time, have owners on all nodes.
+    devices: of all nodes. Of several such devices, the first; on several nodes, the first by the reversed bits of its number.
+    So the tiles of a layer, whose sums are due at the same time, have owners on all nodes.
     """
-    nbytes, found = [0] * devices, {}
-    turns = sorted(range(devices), key=lambda device: f"{device:0{(devices - 1).bit_length()}b}"[::-1])
+    nbytes, found, turns = [0] * devices, {}, list(range(devices))
+    if nodes > 1:
+        turns.sort(key=lambda device: f"{device:0{(devices - 1).bit_length()}b}"[::-1])
     for parameter in parameters.values():
         for tile in parameter.weights.values():
             found[tile] = min(turns, key=nbytes.__getitem__)
@@ -59,20 +60,20 @@ def homes_of(parameters: Parameters, nodes: int, devices: int) -> dict[Tile, int
     """
     if nodes == 1:
         return {}
-    owned = owners(parameters, nodes * devices)
+    owned = owners(parameters, nodes * devices, nodes)
     return {tile: owned[weight] // devices
             for item in parameters.values() for key, weight in item.weights.items() for tile in item.owned(key)}
 
 
-def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int]) -> Program:
+def carried(recording: Recording, carriers: Sequence[int], begins: Sequence[int], nodes: int) -> Program:
     """Return the recorded program, finished, with each entry on its device, in an order in which devices wait little.
 
-    carriers: the device of each replica. begins: where the parts of the step begin.
+    carriers: the device of each replica, among those of all nodes. begins: where the parts of the step begin.
     """
     program, devices = recording.program, max(carriers) + 1
     if devices == 1:
         return program.finish()
-    finder = _Finder(program, owners(recording.parameters, devices))
+    finder = _Finder(program, owners(recording.parameters, devices, nodes))
     finder.homes.update(_homes(recording, recording.rows.by_replica, carriers))
     found = finder.devices()
     parts = lagging(program, found, begins)

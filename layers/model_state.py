@@ -358,7 +358,8 @@ class ModelState:
         carriers: the device of each replica, or of each group of row tiles, as in `record`; none: one device carries all.
         """
         parameters = self.parameters
-        recorded = partial(record, kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+        recorded = partial(record, kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers,
+                           nodes=self.runtime.tiers.count_of_nodes)  # fmt: skip
         return self.programs.get(_key(parameters, kind, rows, kept, on_host, carriers), recorded)
 
     def keep_program(self, program: Program | None, kind: str, rows: Rows, kept: int) -> None:

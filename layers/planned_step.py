@@ -93,7 +93,7 @@ def planned_steps(
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
     def updating(on_host: frozenset[Tile]) -> Program:
-        return record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers)
+        return record(work.kind, parameters, rows, kept=kept, on_host=on_host, carriers=carriers, nodes=machine.nodes)
 
     if machine.nodes == 1:
         placed = [_placed(partial(recorded.program, rows, kept), standing[0], work, machine, updating)]

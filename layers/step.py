@@ -34,20 +34,20 @@ def parts_of(config: Config) -> int:
 
 def record(
     kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = (),
-    carriers: Sequence[int] = (),
+    carriers: Sequence[int] = (), nodes: int = 1,
 ) -> Program:  # fmt: skip
     """Return the program of one step on a batch cut into `rows`, a pure function of its arguments.
 
     kept: how many parts keep what backward needs, the head first, then the blocks from the last to the first. Backward visits
     parts in that order, so each part holds its activations as briefly as possible. The other blocks keep only their input, and
     backward recomputes the rest. on_host: the weight tiles whose update runs on the host. carriers: the device of each replica,
-    in a forward pass, of each group of row tiles; none: one device carries all. Results are bitwise equal for every `kept`,
-    `on_host`, `carriers` and number of passes.
+    in a forward pass, of each group of row tiles; none: one device carries all. nodes: that share these devices. Results are
+    bitwise equal for every `kept`, `on_host`, `carriers`, `nodes` and number of passes.
     """
     recording, begins = _recorded(kind, parameters, rows, kept, on_host, carriers)
     if not carriers:
         return recording.program.finish()
-    return carried(recording, carriers, begins) if recording.backward else carried_forward(recording, carriers)
+    return carried(recording, carriers, begins, nodes) if recording.backward else carried_forward(recording, carriers)
 
 
 def record_parts(kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0) -> tuple[Program, list[int]]:

@@ -151,6 +151,11 @@ class Tiers:
         return streams_of(self.devices)
 
     @property
+    def count_of_nodes(self) -> int:
+        """How many nodes train together; 1 for one alone."""
+        return 1 if self.nodes is None else self.nodes.exchange.nodes
+
+    @property
     def pace(self) -> Pace:
         """The part of the rates that concerns the tier in which operations run."""
         return pace_of(self.rates, has_link=self.link is not None)

@@ -46,7 +46,7 @@ def test_neighbouring_replicas_share_a_device_and_every_device_has_its_part() ->
 def test_owners_have_nearly_equally_many_bytes() -> None:
     parameters = parameters_of(SHAPE)
     nbytes = Counter[int]()
-    found = owners(parameters, 3)
+    found = owners(parameters, 3, 1)
     for tile, owner in found.items():
         nbytes[owner] += tile.nbytes
     assert len(found) == len({*parameters.weights()}) and set(nbytes) == {0, 1, 2}
@@ -55,7 +55,7 @@ def test_owners_have_nearly_equally_many_bytes() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_the_first_tiles_have_owners_on_all_nodes(nodes: int) -> None:
-    found = list(owners(parameters_of(SHAPE), 8).values())
+    found = list(owners(parameters_of(SHAPE), 8, nodes).values())
     assert {owner // (8 // nodes) for owner in found[:nodes]} == set(range(nodes))
 
 
@@ -86,7 +86,7 @@ def test_no_device_reads_what_another_one_has_changed_before_it_passed(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_owner_updates_a_tile_and_passes_on_what_the_others_read(precision: str) -> None:
     program, parameters = recorded("step", (0, 0, 1, 1), precision=precision)
-    owner = owners(parameters, 2)
+    owner = owners(parameters, 2, 1)
     passed = {tile for entry in program.entries if isinstance(entry, Passage) for tile in entry.tiles}
     updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
     assert len(updates) == len(owner) and all(one.device == device_named(owner[one.operands[0]]) for one in updates)
@@ -114,7 +114,7 @@ def test_one_sum_of_each_gradient_goes_from_node_to_node_and_ends_at_its_owner(k
 @pytest.mark.parametrize("carriers", [(0, 1, 2, 2, 3, 4, 4, 5), (0, 0, 0, 1, 1, 1, 2, 2), (0, 0, 0, 1)])
 def test_the_gradient_of_an_update_on_the_host_ends_on_the_device_of_the_owner(carriers: tuple[int, ...]) -> None:
     program, parameters = recorded("step", carriers, on_host=True)
-    owner = owners(parameters, max(carriers) + 1)
+    owner = owners(parameters, max(carriers) + 1, 1)
     ends = {operation.operands[1]: operation.device for operation in program.operations() if operation.kernel == "add"}
     updates = [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
     assert len(updates) == len(owner) and all(one.device == HOST for one in updates)

@@ -55,7 +55,7 @@ def test_the_part_of_node_0_stands_for_the_parts_of_all(nodes: int, devices: int
     parameters = parameters_of()
     homes = homes_of(parameters, nodes, devices)
     rows = parameters.tiling.rows(SHAPE.batch, SHAPE.length, 1, REPLICAS)
-    whole = record("step", parameters, rows, carriers=table(REPLICAS, nodes * devices))
+    whole = record("step", parameters, rows, carriers=table(REPLICAS, nodes * devices), nodes=nodes)
     rates, cap = replace(CORES, updated_per_s=5e9).on(devices), int(0.3 * STATES) * devices
     found = []
     for node in range(nodes):
@@ -67,5 +67,5 @@ def test_the_part_of_node_0_stands_for_the_parts_of_all(nodes: int, devices: int
 def test_a_node_whose_devices_hold_everything_wishes_for_no_update_on_its_host() -> None:
     parameters = parameters_of()
     rows = parameters.tiling.rows(SHAPE.batch, SHAPE.length, 1, REPLICAS)
-    part = part_of(record("step", parameters, rows, carriers=table(REPLICAS, 2)), 0, 1)
+    part = part_of(record("step", parameters, rows, carriers=table(REPLICAS, 2), nodes=2), 0, 1)
     assert wish_for(part, part.standing, 10 * STATES, CORES) == wish_for(part, part.standing, None, CORES) == NONE

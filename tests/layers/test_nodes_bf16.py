@@ -209,7 +209,7 @@ def test_nodes_send_matrices_in_half_the_bytes() -> None:
     def sent(precision: str) -> int:
         parameters = Parameters(SHAPE.config, Tiling(SHAPE.config, SHAPE.tile), precision)
         rows = parameters.tiling.rows(SHAPE.batch, SHAPE.length, 1, REPLICAS)
-        whole = record("step", parameters, rows, carriers=table(REPLICAS, 2))
+        whole = record("step", parameters, rows, carriers=table(REPLICAS, 2), nodes=2)
         entries = [entry for node in (0, 1) for entry in part_of(whole, node, 1).entries]
         return sum(entry.tile.nbytes for entry in entries if isinstance(entry, Shipment) and entry.access == READ)
 
