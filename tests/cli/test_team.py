@@ -96,7 +96,7 @@ async def test_a_node_shows_whom_it_has_refused_and_goes_on() -> None:
         if node:
             with pytest.raises(NodeError, match="the secrets differ"):
                 await asyncio.to_thread(join, 1, 2, address, secret=b"another secret of the tests")
-        async with team_of(Options(nodes=2, node=node, join=address), bool, interrupt):
+        async with team_of(Options(nodes=2, node=node, join=address), bool, Interrupt() if node else interrupt):
             pass
 
     await asyncio.gather(part(0), part(1))
