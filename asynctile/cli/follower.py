@@ -46,10 +46,13 @@ async def begin(options: Options, folder: RunFolder, team: Team) -> None:
     The run's tokens must be there. A file that is there meanwhile tells the folder from a copy of it.
     """
     newest, tokens = folder.newest, await asyncio.to_thread(_digest, folder)
-    with tempfile.NamedTemporaryFile(dir=folder.path, prefix=".begins-") as mark:
+    mark = await asyncio.to_thread(tempfile.NamedTemporaryFile, dir=folder.path, prefix=".begins-")
+    try:
         await team.tell("begin", folder=str(folder.path.absolute()), mark=Path(mark.name).name, tokens=tokens,
                         options=options.to_json(), checkpoint=None if newest is None else newest.name)
         await team.tell("found")
+    finally:
+        await asyncio.to_thread(mark.close)  # and remove it
 
 
 def own_options(given: Mapping[str, Any]) -> dict[str, Any]:

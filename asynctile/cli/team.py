@@ -96,12 +96,21 @@ async def team_of(options: Options, stage: Callable[[str], object], interrupt: I
             await asyncio.to_thread(exchange.close)
 
 
+class _Announcing(logging.Handler):
+    """Shows warnings to the user of a run."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        super().__init__(logging.WARNING)
+        self._interrupt = interrupt
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._interrupt.announce(record.getMessage())
+
+
 @contextmanager
 def _shown(interrupt: Interrupt) -> Iterator[None]:
     """Show what the nodes' connections warn of, such as a caller that was refused."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: interrupt.announce(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger(nodes.__name__)
+    logger, handler = logging.getLogger(nodes.__name__), _Announcing(interrupt)
     logger.addHandler(handler)
     try:
         yield

@@ -1,7 +1,7 @@
 """The order in which a node uses its network: pieces of temporary tiles first, those of persistent tiles in what is left.
 
-A sum that is late makes other nodes wait, and they others in turn. An updated weight is needed in the next step. TCP would give
-both an equal share.
+A late sum makes another node wait, and that one makes others wait. A new weight is needed only in the next step. TCP would
+give both an equal share.
 """
 
 from __future__ import annotations
