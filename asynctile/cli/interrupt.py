@@ -40,7 +40,8 @@ class Interrupt:
     asked: a signal came, or nobody reads the output any more. Until `begin_steps` this cancels the work; from then on the work
     must check it. requested: asked, or the time of `end_after` is over, which counts from the first step on. lost: why the
     output is gone, if it is. announce: called in any thread with a sentence for the user, such as what the first signal leads
-    to. last_words: the line with which a second signal ends the process. Any thread sets it ahead of time, because the signal handler looks nothing up.
+    to. last_words: the line with which a second signal ends the process. Any thread sets it ahead of time, because the signal
+    handler looks nothing up.
     """
 
     def __init__(self) -> None:
